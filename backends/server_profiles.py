@@ -79,6 +79,7 @@ class ApiProfile:
     tpot: float = 0.012  # s
     tpot_sigma: float = 0.10  # between requests; steady within a request
     requests_per_minute: int = 600
+    burst: int = 0  # requests at once, refilled evenly, by a limit that refusals alone tell; 0: any in each 60 s
     max_model_len: int = 128_000
     block_size: int = 16
 
@@ -102,5 +103,6 @@ PROFILES: dict[str, Profile] = {
         EngineProfile("70b-4xh100", "llama-3.3-70b", 3.62, 13.3, 19.1, 0.012, 1.47, 0.045, 490_000),
         ApiProfile("api", "hosted-mini"),
         ApiProfile("api-slow-start", "hosted-large", ttft=2.1, tpot=1 / 140),
+        ApiProfile("api-burst", "hosted-large", 0.7, ttft_sigma=0.63, tpot_sigma=0.2, requests_per_minute=240, burst=6),
     )
 }

@@ -225,7 +225,8 @@ def replay_one(task: Replay) -> Ablated:
     with without(idea) as calls:
         results = play(played, offered, seed)
     uncalled = tuple(function for function, count in calls.items() if not count)
-    return Ablated(name, load, off, seed, results.overall().good, placements(results), uncalled, rules())
+    row = results.overall()
+    return Ablated(name, load, off, seed, row.good, placements(results), uncalled, rules(), row.ttft[:2])
 
 
 def tasks(
@@ -243,7 +244,12 @@ def tasks(
 def read(results: Path) -> list[Ablated]:
     """Of repeated replays, the last; of ideas that there still are."""
     rows = stored(results, "scenario", "load", "idea", "seed", "rules")
-    return [Ablated(**{**row, "uncalled": tuple(row["uncalled"])}) for row in rows if row["idea"] in BY_NAME]
+    tuples = ("uncalled", "ttft")
+    return [
+        Ablated(**{**row, **{name: tuple(row.get(name, ())) for name in tuples}})
+        for row in rows
+        if row["idea"] in BY_NAME
+    ]
 
 
 def named(text: str) -> list[str]:

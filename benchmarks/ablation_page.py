@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import isnan
 from statistics import fmean
 
 from benchmarks.replays import mean_points
@@ -19,10 +20,11 @@ What `python -m benchmarks.ablation --traces DIR` found: replays of the scenario
 idea of the routing off at a time, at the load up to which 90% of the requests are good with every idea on
 ([CAPACITY.md](CAPACITY.md)). The first row is the share of good requests (TTFT and TPOT within budget, of all offered)
 with every idea on, and the others the difference from it in points, with its standard error where several seeds were
-played. After the scenario and its load stands the newest decision record when the column was played: "longest first"
-is a rule from [0093](../docs/decisions/0093-the-frontier-in-replay.md) on, and older columns predate it. *no change*:
-not one request was placed or answered otherwise. *not called*: the replay never asked the function that is switched
-off, so the row says nothing. A dash: not tried, or the scenario has no use for the idea.
+played. In brackets: p50 and p90 of the TTFT of the answered requests, and the differences from these, in ms; columns
+without were played before these were kept. After the scenario and its load stands the newest decision record when the
+column was played: "longest first" is a rule from [0093](../docs/decisions/0093-the-frontier-in-replay.md) on, and older
+columns predate it. *no change*: not one request was placed or answered otherwise. *not called*: the replay never asked
+the function that is switched off, so the row says nothing. A dash: not tried, or the scenario has no use for the idea.
 """
 
 
@@ -39,6 +41,7 @@ class Ablated:
     placements: int
     uncalled: tuple[str, ...] = ()
     rules: str = "-"
+    ttft: tuple[float, ...] = ()  # p50 and p90, s
 
 
 Column = tuple[str, float, str]  # scenario, load, newest decision record when played
@@ -91,7 +94,10 @@ def table(
 
 
 def whole(seeds: Seeds) -> str:
-    return f"{fmean(one.good for one in seeds.values()):.3f}" if seeds else "-"
+    """Share of good requests, and the TTFT."""
+    if not seeds:
+        return "-"
+    return f"{fmean(one.good for one in seeds.values()):.3f}{_in_ms(_ttfts(seeds.values()), '')}"
 
 
 def cell(off: Seeds, on: Seeds) -> str:
@@ -103,12 +109,28 @@ def cell(off: Seeds, on: Seeds) -> str:
     if common and all(off[seed].placements == on[seed].placements for seed in common):
         return "no change"
     points = differences(off, on)
-    return mean_points(points) if points else "-"
+    return mean_points(points) + _in_ms(ttft_differences(off, on), "+") if points else "-"
 
 
 def differences(off: Seeds, on: Seeds) -> list[float]:
     """Points, of the same seeds, so that chance in the traffic plays no part."""
     return [(off[seed].good - on[seed].good) * 100 for seed in off if seed in on]
+
+
+def ttft_differences(off: Seeds, on: Seeds) -> list[float]:
+    """Of p50 and p90, s, means over the same seeds; none where a replay has no TTFT."""
+    common = off.keys() & on.keys()
+    pairs = zip(_ttfts(off[seed] for seed in common), _ttfts(on[seed] for seed in common), strict=False)
+    return [without - with_it for without, with_it in pairs]
+
+
+def _ttfts(replays: Iterable[Ablated]) -> list[float]:
+    return [fmean(column) for column in zip(*(one.ttft for one in replays), strict=True)]
+
+
+def _in_ms(ttfts: Sequence[float], sign: str) -> str:
+    shown = " ".join(f"{ttft * 1e3:{sign}.0f}" for ttft in ttfts if not isnan(ttft))
+    return f" ({shown})" if shown else ""
 
 
 def gives_little(idea: str, columns: Columns) -> bool:

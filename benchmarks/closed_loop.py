@@ -30,6 +30,7 @@ RESULTS, PAGE = Path(".cache/closed_loop.jsonl"), Path(__file__).parent / "CLOSE
 SEEDS, LOAD = 12, 0.7
 PLAYED = (OURS, "lpwl", REFERENCE, REFERENCE_LRU)
 BOUND = "bound"  # in place of a scorer
+TTFT = ("p50", "p90")  # ms, of a row
 SHOWN = {OURS: "ours", REFERENCE: "reference, perfect caches", REFERENCE_LRU: "reference, real caches"}
 Row = Mapping[str, Any]
 HEADING = """\
@@ -42,11 +43,12 @@ the row was played.
 SESSIONS = """\
 ## Turns and sessions
 
-Shares of good turns (TTFT and TPOT within budget), and of sessions with every turn good; means over the seeds, with the
-standard error. *No policy exceeds*: a turn is impossible if an idle engine with every earlier prompt cached exceeds the
-TTFT budget; a session that reaches one, answered as slowly as budgets allow, is not good as a whole. *Idle fleet*: each
-answer as fast as by an idle engine. The references are no bound here: they plan with the recorded times of coming
-turns, which a closed loop shifts, and hold late requests, which ours refuses.
+Shares of good turns (TTFT and TPOT within budget), p50 and p90 of the TTFT of the answered turns in ms, and shares of
+sessions with every turn good; means over the seeds, with the standard error. *No policy exceeds*: a turn is impossible
+if an idle engine with every earlier prompt cached exceeds the TTFT budget; a session that reaches one, answered as
+slowly as budgets allow, is not good as a whole. *Idle fleet*: each answer as fast as by an idle engine. The references
+are no bound here: they plan with the recorded times of coming turns, which a closed loop shifts, and hold late
+requests, which ours refuses.
 The command is `python -m benchmarks.closed_loop --traces DIR --load LOAD --seeds N`.
 """
 COMING_BACK = """\
@@ -70,7 +72,8 @@ def played(task: Replay) -> dict[str, Any]:
         return key | asdict(bound(arrivals(name, load, traces, seed), setting(name)))
     found = replay_one(task)
     row = found["rows"]["all"]
-    return key | {"turns": row["good"], "whole": found["sessions"]["good"], "offered": row["offered"]}
+    ttft = {name: seconds * 1e3 for name, seconds in zip(TTFT, row["ttft"], strict=False)}
+    return key | {"turns": row["good"], "whole": found["sessions"]["good"], "offered": row["offered"]} | ttft
 
 
 def returned(task: tuple[str, float, int, int, Path]) -> dict[str, Any]:
@@ -102,16 +105,17 @@ def page(found: Sequence[Row]) -> str:
 
 
 def session_table(found: Iterable[Row]) -> Iterator[str]:
-    yield "| scenario, load | | good turns | whole sessions | seeds | rules |"
-    yield "|---" * 6 + "|"
+    yield "| scenario, load | | good turns | p50 | p90 | whole sessions | seeds | rules |"
+    yield "|---" * 8 + "|"
     for (name, load, scorer), rows in _groups(found, "scenario", "load", "scorer").items():
         where, end = f"| ({name}) {load:g} | ", f" | {len(rows)} | {min(row['rules'] for row in rows)} |"
         turns, whole = _mean(rows, "turns"), _mean(rows, "whole")
         if scorer == BOUND:
-            yield f"{where}no policy exceeds | | {whole}{end}"
-            yield f"{where}idle fleet | {turns} | {_mean(rows, 'whole_idle')}{end}"
+            yield f"{where}no policy exceeds | | | | {whole}{end}"
+            yield f"{where}idle fleet | {turns} | | | {_mean(rows, 'whole_idle')}{end}"
         else:
-            yield f"{where}{SHOWN.get(scorer, f'`{scorer}`')} | {turns} | {whole}{end}"
+            p50, p90 = (_mean(rows, name, 0) if all(name in row for row in rows) else "-" for name in TTFT)
+            yield f"{where}{SHOWN.get(scorer, f'`{scorer}`')} | {turns} | {p50} | {p90} | {whole}{end}"
 
 
 def return_table(found: Iterable[Row]) -> Iterator[str]:
@@ -131,11 +135,11 @@ def _groups(found: Iterable[Row], *key: str) -> dict[tuple[Any, ...], list[Row]]
     return groups
 
 
-def _mean(rows: Sequence[Row], value: str) -> str:
+def _mean(rows: Sequence[Row], value: str, digits: int = 3) -> str:
     """With the standard error, where there are several."""
     values = [row[value] for row in rows]
-    error = f" ±{stdev(values) / len(values) ** 0.5:.3f}" if len(values) > 1 else ""
-    return f"{fmean(values):.3f}{error}"
+    error = f" ±{stdev(values) / len(values) ** 0.5:.{digits}f}" if len(values) > 1 else ""
+    return f"{fmean(values):.{digits}f}{error}"
 
 
 # ---------------------------------------------------------------- command

@@ -89,7 +89,7 @@ def rules() -> str:
     return max(path.name[:4] for path in DECISIONS.glob("[0-9]*.md"))
 
 
-def mean_points(points: Sequence[float]) -> str:
+def mean_points(points: Sequence[float], digits: int = 1) -> str:
     """With the standard error, where there are several."""
-    error = f" ±{stdev(points) / len(points) ** 0.5:.1f}" if len(points) > 1 else ""
-    return f"{round(fmean(points), 1) + 0.0:+.1f}{error}"  # 0.0: no -0.0
+    error = f" ±{stdev(points) / len(points) ** 0.5:.{digits}f}" if len(points) > 1 else ""
+    return f"{round(fmean(points), digits) + 0.0:+.{digits}f}{error}"  # 0.0: no -0.0

@@ -1,13 +1,16 @@
 """benchmarks/ROUTING.md: results of `benchmarks.routing`, in a table per scenario.
 
 Per load: the best baseline, ours and the references, by the share of good requests (TTFT and TPOT within budget, of all
-offered), means over the seeds; and the cost. A row is of one run: a load that is played again replaces its row.
+offered), means over the seeds; the TTFT of the answered requests; and the cost. A row is of one run: a load that is
+played again replaces its row.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import isnan
 from statistics import fmean
 from typing import Any
 
@@ -34,8 +37,11 @@ the rows from [0093](../docs/decisions/0093-the-frontier-in-replay.md) on. A das
 From a cold start, the gateway comes up before its engines, and requests come once these are up; an event of a stream
 carries four tokens. *503s*: of ours, per replay. *idle wait*: time that a request with less than 200 ms to prefill
 spends in our queue while the engine that answers it prefills nothing; p99. `python -m benchmarks.light_load` says more.
+*p50*, *p90*, *p99*: TTFT of the answered requests, so a policy that refuses more looks faster: read them beside the
+share of good ones.
 [CLOSED_LOOP.md](CLOSED_LOOP.md) has whole sessions of (e-closed), and refused callers who come back.
 """
+TTFTS = tuple(f"{quantile} {who}" for quantile in ("p50", "p90", "p99") for who in ("best", "ours"))
 COLUMNS = (
     "load",
     "best baseline",
@@ -45,14 +51,13 @@ COLUMNS = (
     "ours/best",
     "ours/ref",
     "ours/real",
-    "p99 best",
-    "p99 ours",
+    *TTFTS,
     "p90 held",
 )
 TROUBLED = ("lost", *(f"in trouble: {who}" for who in ("best", "ours", "reference")))  # lost: before the first token
 PEERS = frozenset((*BASELINES, *(POOLED + name for name in POOLABLE)))
 LOADS = (0.2, 0.4, 0.7, 1.0, 1.5, 2.2)  # of the table of differences
-DIFFERENCES = """\
+POINTS = """\
 ## Ours less the best peer, at every load
 
 In points of good requests; the peer is the best one of those that were played at that load. Bold: ours is below. One
@@ -61,15 +66,21 @@ played earlier, these, by the rules of that time. The peer of (c) pools all tier
 first one (*tier 1*, below). The command of a row is
 `python -m benchmarks.routing --traces DIR SCENARIO --loads .2,.4,.7,1,1.5,2.2 --scorers ours,PEER,...`.
 """
+MEDIANS = """\
+## Median TTFT, ours less that of the best peer
+
+Of the answered requests, in ms, beside the peer of the table above. Bold: ours is slower.
+"""
 LEAST_SHOWN = 0.02  # share of good requests below which a ratio to it says nothing
 TIERED = ("tier 1 best", "tier 1 ours", "tier 1 ref", "USD ours/ref")
 
 
 class Cell:
-    """All seeds of one load and scorer. `by_seed`: shares of good requests."""
+    """All seeds of one load and scorer. `by_seed`: shares of good requests; `medians`: TTFT, s."""
 
     def __init__(self, scorer: str, results: Sequence[Result]) -> None:
         self.by_seed = {result["seed"]: result["rows"]["all"]["good"] for result in results}
+        self.medians = {result["seed"]: result["rows"]["all"]["ttft"][0] for result in results}
         self.scorer, self.rows = scorer, [result["rows"] for result in results]
         self.rules = min((result.get("rules", "-") for result in results), default="-")
         self.queues = [QueueRow(**result["queue"]) for result in results if "queue" in result]
@@ -82,8 +93,9 @@ class Cell:
         return self.of("good")
 
     @property
-    def p99(self) -> float:
-        return fmean(rows["all"]["ttft"][2] for rows in self.rows)
+    def ttft(self) -> tuple[float, ...]:
+        """p50, p90 and p99, s."""
+        return tuple(map(fmean, zip(*(rows["all"]["ttft"] for rows in self.rows), strict=True)))
 
     @property
     def idle_wait(self) -> float:
@@ -103,7 +115,8 @@ def page(results: Sequence[Result], before: str = "") -> str:
     for name in {result["scenario"] for result in results}:
         found[name] = f"## ({name}) {SCENARIOS[name].title}\n\n" + "\n".join(table(name, results, found.get(name, "")))
     names = sorted(found, key=lambda name: (SCENARIOS[name].cold, name))
-    return "\n\n".join([HEADING.rstrip(), differences(results, before), *(found[name] for name in names)]) + "\n"
+    tables = (differences(results, before, table) for table in (IN_POINTS, IN_MILLISECONDS))
+    return "\n\n".join([HEADING.rstrip(), *tables, *(found[name] for name in names)]) + "\n"
 
 
 def sections(text: str) -> dict[str, str]:
@@ -177,7 +190,7 @@ def _light_rows(scenario: Scenario, cells: Mapping[float, Mapping[str, Cell]]) -
         row = {"load": f"{load:.2f}", **{scorer: _good(at_load.get(scorer)) for scorer in scenario.scorers}}
         row |= {"reference": _good(at_load.get(REFERENCE)), "real caches": _good(at_load.get(REFERENCE_LRU))}
         row |= {"ours/real": _ratio(ours, at_load.get(REFERENCE_LRU))}
-        row |= {"p99 best": f"{peer.p99:.2f} s", "p99 ours": f"{ours.p99:.2f} s"}
+        row |= dict(zip(TTFTS, _ttfts(peer, ours), strict=True))
         row |= {"503s": f"{ours.of('refused'):g}", "idle wait p99": f"{ours.idle_wait * 1e3:.0f} ms"}
         rows.append(row | _played(ours))
     return rows
@@ -202,8 +215,7 @@ def _row(scenario: Scenario, load: float, cells: Mapping[str, Cell], tiered: boo
         _ratio(ours, peer),
         _ratio(ours, reference),
         _ratio(ours, cells.get(REFERENCE_LRU)),
-        f"{peer.p99:.2f} s",
-        f"{ours.p99:.2f} s",
+        *_ttfts(peer, ours),
         f"{ours.of('coverage') * 100:.1f}%",
     ]
     played = (peer, ours, reference)
@@ -213,6 +225,12 @@ def _row(scenario: Scenario, load: float, cells: Mapping[str, Cell], tiered: boo
     if scenario.name == "b":
         row += [f"{ours.of('lost'):g}", *(f"{cell.of('good', 'trouble'):.3f}" if cell else "-" for cell in played)]
     return tuple(row)
+
+
+def _ttfts(peer: Cell, ours: Cell) -> tuple[str, ...]:
+    """In the order of TTFTS."""
+    pairs = zip(peer.ttft, ours.ttft, strict=True)
+    return tuple(f"{value:.3f} s" if value < 1 else f"{value:.2f} s" for pair in pairs for value in pair)
 
 
 def _good(cell: Cell | None) -> str:
@@ -231,25 +249,57 @@ def _played(ours: Cell) -> Row:
 # --------------------------------------------------------------------------- ours less the best peer
 
 
-def differences(results: Sequence[Result], before: str) -> str:
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A table of differences. `by_seed`: values of a cell, in the unit of the table; `worse`: sign of the bold ones."""
+
+    heading: str
+    by_seed: Callable[[Cell], Mapping[int, float]]
+    unit: str
+    digits: int
+    worse: str
+
+
+def _points(cell: Cell) -> Mapping[int, float]:
+    return {seed: good * 100 for seed, good in cell.by_seed.items()}
+
+
+def _milliseconds(cell: Cell) -> Mapping[int, float]:
+    return {seed: median * 1e3 for seed, median in cell.medians.items()}
+
+
+IN_POINTS = Difference(POINTS, _points, "", 1, "-")
+IN_MILLISECONDS = Difference(MEDIANS, _milliseconds, " ms", 0, "+")
+
+
+def differences(results: Sequence[Result], before: str, table: Difference = IN_POINTS) -> str:
     """`before`: the page so far, of which the loads without a result are kept."""
-    found = re.finditer(r"^\| \((\S+)\) \| (.*) \|$", before, re.MULTILINE)
+    found = re.finditer(r"^\| \((\S+)\) \| (.*) \|$", _section(before, table.heading), re.MULTILINE)
     kept = {row[1]: row[2].split(" | ") for row in found}
     for name in {result["scenario"] for result in results}:
         cells, earlier = by_load(name, results), kept.get(name, ["-"] * len(LOADS))
-        kept[name] = [_difference(cells.get(load, {}), old) for load, old in zip(LOADS, earlier, strict=True)]
+        kept[name] = [_difference(cells.get(load, {}), old, table) for load, old in zip(LOADS, earlier, strict=True)]
     rows = {name: f"| ({name}) | {' | '.join(row)} |" for name, row in kept.items()}
     heading = f"| | {' | '.join(map(str, LOADS))} |"
-    return "\n".join([DIFFERENCES, heading, "|---" * (len(LOADS) + 1) + "|", *(rows[name] for name in sorted(rows))])
+    return "\n".join([table.heading, heading, "|---" * (len(LOADS) + 1) + "|", *(rows[name] for name in sorted(rows))])
 
 
-def _difference(cells: Mapping[str, Cell], before: str) -> str:
-    """In points, of equal seeds. Bold: below the peer. `before`: as it was, kept where it is of more seeds."""
+def _section(page: str, heading: str) -> str:
+    """Of a page, from the first line of `heading` to the next heading."""
+    _, _, section = page.partition(heading.partition("\n")[0] + "\n")
+    return section.partition("\n## ")[0]
+
+
+def _difference(cells: Mapping[str, Cell], before: str, table: Difference) -> str:
+    """Of equal seeds. Bold: worse than the peer. `before`: as it was, kept where it is of more seeds."""
     if not compares(cells):
         return before
-    ours, peer = cells[OURS].by_seed, best(cells)
-    points = [(ours[seed] - good) * 100 for seed, good in peer.by_seed.items() if seed in ours]
-    if (earlier := re.search(r"\((\d+)\)", before)) and int(earlier[1]) > len(points):
+    ours, peer = table.by_seed(cells[OURS]), best(cells)
+    pairs = ((ours[seed], value) for seed, value in table.by_seed(peer).items() if seed in ours)
+    points = [one - other for one, other in pairs if not isnan(one - other)]
+    if not points or ((earlier := re.search(r"\((\d+)\)", before)) and int(earlier[1]) > len(points)):
         return before
-    text = f"{mean_points(points)} {peer.scorer}" + (f" ({len(points)})" if len(points) > 1 else "")
-    return f"**{text}**" if text.startswith("-") else text
+    text = f"{mean_points(points, table.digits)}{table.unit}"
+    is_worse = text.startswith(table.worse) and not text.startswith(("+0.0", "+0 "))
+    text += f" {peer.scorer}" + (f" ({len(points)})" if len(points) > 1 else "")
+    return f"**{text}**" if is_worse else text

@@ -113,8 +113,9 @@ class HostedApi:
     """An external API as seen by its callers, with the methods of `VirtualEngine`; seeded.
 
     Queue and batch are not visible: the time to the first token is log-normal around a median that grows with the
-    prompt, further tokens come steadily, and more than `requests_per_minute` in any 60 s are refused. A `RecordedApi`
-    takes the times of its answers from those that were recorded, each once, the nearest in time first.
+    prompt, further tokens come steadily, and requests above the rate limit are refused: more than `requests_per_minute`
+    in any 60 s, or, with `burst`, what a bucket of so many requests does not hold, which is refilled at that rate. A
+    `RecordedApi` takes the times of its answers from those that were recorded, each once, the nearest in time first.
     """
 
     def __init__(self, profile: ApiProfile, seed: int = 0) -> None:
@@ -124,6 +125,7 @@ class HostedApi:
         self._recorded = [*profile.answers] if isinstance(profile, RecordedApi) else []
         self._slowness = 1.0
         self._accepted: deque[float] = deque()  # times of the requests in the window
+        self._level, self._filled_at = float(profile.burst), 0.0  # of the bucket
         self._running: set[RequestId] = set()
         self._events: list[tuple[float, int, Event]] = []
         self._sequence = count()
@@ -133,10 +135,21 @@ class HostedApi:
         return len(self._running)
 
     def remaining(self, now: float) -> int:
-        """Requests left in the present window."""
+        """Requests left in the present window, or in the bucket."""
+        if self.profile.burst:
+            return int(self._bucket(now))
         while self._accepted and self._accepted[0] <= now - _WINDOW:
             self._accepted.popleft()
         return self.profile.requests_per_minute - len(self._accepted)
+
+    def _bucket(self, now: float) -> float:
+        """Requests in the bucket."""
+        return min(self._level + (now - self._filled_at) / self._refill_s, float(self.profile.burst))
+
+    @property
+    def _refill_s(self) -> float:
+        """Seconds in which the bucket gains a request."""
+        return _WINDOW / self.profile.requests_per_minute
 
     def resets_in(self, now: float) -> float:
         """Seconds until the window is empty."""
@@ -148,15 +161,26 @@ class HostedApi:
             raise Refused(0, "the service is down")
         if self.remaining(now) <= 0:
             limit = self.profile.requests_per_minute
-            raise Refused(
-                429, f"the limit is {limit} requests per minute", retry_after=self._accepted[0] + _WINDOW - now
-            )
-        self._accepted.append(now)
+            raise Refused(429, f"the limit is {limit} requests per minute", retry_after=self._reopens_in(now))
+        self._count(now)
         self._running.add(request.id)
         timing = self._timing(request, now)
         self._push(EngineFirstToken(request.id, timing.first_at, 0.0, 0))
         self._push(Finished(request.id, timing.ends_at, request.output_tokens))
         return timing
+
+    def _count(self, now: float) -> None:
+        """Count an accepted request."""
+        if self.profile.burst:
+            self._level, self._filled_at = self._bucket(now) - 1, now
+        else:
+            self._accepted.append(now)
+
+    def _reopens_in(self, now: float) -> float:
+        """Seconds until the next request is accepted, at the rate limit."""
+        if self.profile.burst:
+            return (1 - self._bucket(now)) * self._refill_s
+        return self._accepted[0] + _WINDOW - now
 
     def abort(self, request_id: RequestId) -> bool:
         """Drop a request, without further events."""

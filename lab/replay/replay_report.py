@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from math import isfinite, isnan
 from typing import Any
@@ -12,10 +12,11 @@ from gateway.cli.tables import aligned
 from lab.replay.player import ReplayResult, mean_rows, mean_sessions
 from lab.replay.results import ResultRow, has_budget
 from lab.replay.session_results import SessionRow
-from lab.replay.sim_fleet import OURS, REFERENCE
+from lab.replay.sim_fleet import OURS, REFERENCE, REFERENCES, SCORERS
 from policies.routes.route import Route
 
 OTHER = "config b"  # label of --config-b
+QUANTILES = ("p50", "p90", "p99")  # of `ResultRow.ttft`
 Column = tuple[str, Callable[[ResultRow], str]]
 
 
@@ -103,6 +104,7 @@ def _block(
     rows = {name: mean_rows(found) for name, found in own_first}
     yield _heading(load, by_name)
     yield from _table([("", "good", "of ref", *(name for name, _ in COMPARED)), *_comparison(rows)])
+    yield from _less_best(rows)
     sessions = {name: row for name, found in by_name.items() if (row := mean_sessions(found)) is not None}
     if sessions:
         yield ""
@@ -138,6 +140,19 @@ def _comparison(rows: Mapping[str, Sequence[ResultRow]]) -> Iterable[tuple[str, 
         row = found[-1]
         of_reference = row.good / best if best else float("nan")
         yield (label(name), _percent(row.good), _percent(of_reference), *(text(row) for _, text in COMPARED))
+
+
+def _less_best(rows: Mapping[str, Sequence[ResultRow]]) -> Iterator[str]:
+    """Ours less the best baseline, by good requests."""
+    peers = {name: found[-1] for name, found in rows.items() if name in SCORERS and name not in (OURS, *REFERENCES)}
+    if OURS in rows and peers:
+        best, peer = max(peers.items(), key=lambda item: item[1].good)
+        ours = rows[OURS][-1]
+        quantiles = zip(QUANTILES, ours.ttft, peer.ttft, strict=True)
+        slower = (
+            f", {name} {(mine - other) * 1e3:+.0f} ms" for name, mine, other in quantiles if not isnan(mine - other)
+        )
+        yield f"{label(OURS)} less {best}: good {(ours.good - peer.good) * 100:+.1f} points{''.join(slower)}"
 
 
 def _per_session(rows: Mapping[str, SessionRow]) -> Iterable[tuple[str, ...]]:

@@ -66,9 +66,15 @@ MAX_LATENESS = 0.020  # s
 
 
 class AnswerWriter:
-    """Counts the tokens of an answer and keeps the times (of the engine's clock). `done` is set at the end."""
+    """Counts the tokens of an answer and keeps the times (of the engine's clock). `done` is set at the end.
 
-    def __init__(self, prompt_tokens: int, submitted_at: float, fault: StreamFault | None = None) -> None:
+    `per_event`: tokens of an event of the stream; the first one is an event of its own, as with vLLM's
+    `--stream-interval`.
+    """
+
+    def __init__(
+        self, prompt_tokens: int, submitted_at: float, fault: StreamFault | None = None, per_event: int = 1
+    ) -> None:
         self.prompt_tokens = prompt_tokens
         self.cached_tokens = 0
         self.tokens = 0
@@ -77,6 +83,8 @@ class AnswerWriter:
         self._submitted_at = self._first_at = self._last_at = submitted_at
         self._queue_time = 0.0
         self._fault = fault
+        self._per_event = per_event
+        self._written = 0  # tokens
         self._buffered: list[bytes] | None = None  # output during a stall
         self._ended = False
         self._transport: asyncio.Transport | None = None
@@ -130,11 +138,21 @@ class AnswerWriter:
         garbage = fault is not None and fault.kind == "garbage"
         if fault is not None and not garbage:
             self._apply(fault)
-        if self._writer is not None:
-            self._write(GARBAGE if garbage else self._writer.token(index))
+        if self._writer is not None and garbage:
+            self._write(GARBAGE)
+            self._written = self.tokens
+        elif index % self._per_event == 0:
+            self._flush()
+
+    def _flush(self) -> None:
+        """Write the tokens that are not written yet, as one event."""
+        if self._writer is not None and self._written < self.tokens:
+            self._write(self._writer.tokens(self._written, self.tokens))
+            self._written = self.tokens
 
     def finish(self) -> None:
         """Called after the last token."""
+        self._flush()
         if self._writer is not None:
             self._write(self._writer.ending(self.usage, self.metrics()))
         self._ended = True

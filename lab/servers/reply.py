@@ -143,6 +143,7 @@ class ReplyWriter:
     usage: bool = False  # add a usage chunk
     done: bool = True  # end the stream with [DONE]
     thinking: int = 0  # tokens of a chat's text that are reasoning
+    tells_times: bool = True  # of an answer of vLLM: `metrics`
 
     def __post_init__(self) -> None:
         kind = "chat.completion.chunk" if self.chat else "text_completion"
@@ -154,18 +155,19 @@ class ReplyWriter:
             **({} if self.vllm else {"system_fingerprint": "fp_simulated"}),
         }
 
-    def token(self, index: int) -> bytes:
-        """The event of token `index`; with the role chunk before the first token, the finish reason after the last."""
-        finish = self.reply.finish if index == len(self.reply.pieces) - 1 else None
-        role = self._chunk({"role": "assistant", "content": ""}) if self.chat and index == 0 else b""
+    def tokens(self, first: int, after: int) -> bytes:
+        """The event of the tokens from `first` to before `after`; with the role chunk before the first token, and
+        the finish reason after the last. All are reasoning if the first one is."""
+        finish = self.reply.finish if after >= len(self.reply.pieces) else None
+        role = self._chunk({"role": "assistant", "content": ""}) if self.chat and first == 0 else b""
         if finish is None or self.vllm:
-            return role + self._chunk(self._delta(index), finish)
-        return role + self._chunk(self._delta(index)) + self._chunk({} if self.chat else "", finish)
+            return role + self._chunk(self._delta(first, after), finish)
+        return role + self._chunk(self._delta(first, after)) + self._chunk({} if self.chat else "", finish)
 
     def ending(self, usage: Mapping[str, Any], metrics: Mapping[str, float]) -> bytes:
         """The end of the stream: the usage chunk, which has no choices, and [DONE]."""
         body = {**self._envelope, "choices": [], "usage": usage}
-        if self.vllm:
+        if self.vllm and self.tells_times:
             body["metrics"] = metrics
         return (_event(body) if self.usage else b"") + (DONE if self.done else b"")
 
@@ -182,15 +184,15 @@ class ReplyWriter:
         body = {**self._envelope, "choices": [choice], "usage": usage}
         if self.chat:
             body["object"] = "chat.completion"
-        return {**body, "metrics": metrics} if self.vllm else body
+        return {**body, "metrics": metrics} if self.vllm and self.tells_times else body
 
-    def _delta(self, index: int) -> dict[str, Any] | str:
-        piece = self.reply.pieces[index]
+    def _delta(self, first: int, after: int) -> dict[str, Any] | str:
+        piece = "".join(self.reply.pieces[first:after])
         if not self.chat:
             return piece
         if self.reply.tool is None:
-            return {"reasoning" if index < self.thinking else "content": piece}
-        if index == 0:
+            return {"reasoning" if first < self.thinking else "content": piece}
+        if first == 0:
             return {"tool_calls": [{"index": 0, **self._call("")}]}
         return {"tool_calls": [{"index": 0, "function": {"arguments": piece}}]}
 

@@ -16,6 +16,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
+from math import ceil
 from random import Random
 from typing import Any
 from uuid import uuid4
@@ -147,12 +148,15 @@ class SimulatedServer:
         seed: int = 0,
         adapters: LoraAdapters | None = None,
         ranks: Sequence[int] = (0,),
+        tokens_per_event: int = 1,
+        tells_times: bool = True,
     ) -> None:
-        """`ranks`: data-parallel ranks of this server, of which the first one does all work."""
+        """`ranks`: data-parallel ranks of this server, of which the first one does all work. `tokens_per_event`: of a
+        stream; `tells_times`: usage holds the times of the answer (vLLM --enable-per-request-metrics)."""
         self.profile = profile
         self.ranks = ranks
         self.takes_any_rank = False  # a front end that counts its ranks from 0
-        self.sleeping = SleepMode(on_sleep=self._forget_prefixes)
+        self.sleeping = SleepMode(on_sleep=self.forget_prefixes)
         self.model = model
         self.adapters = adapters or LoraAdapters()
         self.host = host
@@ -161,6 +165,8 @@ class SimulatedServer:
         self.requests: deque[ReceivedRequest] = deque(maxlen=RECORDED_REQUESTS)
         self.aborts = 0  # answers to disconnected callers
         self._speed = speed
+        self._tokens_per_event = tokens_per_event
+        self._tells_times = tells_times
         self._seed = seed
         self._random = Random(seed)
         self._parser = RequestParser(profile, model, encode, self.adapters.names)
@@ -208,7 +214,7 @@ class SimulatedServer:
         self.engine.kill()
         await self.stop()
 
-    def _forget_prefixes(self) -> None:
+    def forget_prefixes(self) -> None:
         """Of prompts that are not in progress."""
         if isinstance(self.engine, Engine):
             self.engine.cache.drop_idle()
@@ -247,7 +253,8 @@ class SimulatedServer:
         if self.sleeping.asleep:
             await self.sleeping.until_awake()
         parsed = self._parser.parse(next(self._ids), msgspec.convert(body, kind))
-        answer = AnswerWriter(parsed.request.prompt_tokens, self._driver.now(), self.faults.of_stream(self._random))
+        fault = self.faults.of_stream(self._random)
+        answer = AnswerWriter(parsed.request.prompt_tokens, self._driver.now(), fault, self._tokens_per_event)
         self._driver.submit(parsed.request, answer)
         self._metrics.live.add(answer)
         try:
@@ -291,6 +298,7 @@ class SimulatedServer:
             usage=parsed.usage,
             done=not self.faults.omit_done,
             thinking=self.faults.thinking_tokens,
+            tells_times=self._tells_times,
         )
 
     async def _models(self, http: web.Request) -> web.Response:
@@ -344,7 +352,7 @@ class SimulatedServer:
             raise Refused(status, "refused (simulated)", retry_after=self.faults.retry_after)
 
     def _rate_limit_headers(self) -> dict[str, str]:
-        if isinstance(self.engine, Engine):
+        if isinstance(self.engine, Engine) or self.engine.profile.burst:
             return {}
         now = self._driver.now()
         return {
@@ -364,6 +372,9 @@ class SimulatedServer:
         headers = self._rate_limit_headers() if refused.status == 429 else {}
         if refused.retry_after is not None:
             headers["Retry-After"] = f"{refused.retry_after:g}"
+            if isinstance(self.engine, HostedApi) and self.engine.profile.burst:
+                headers |= {"Retry-After": f"{ceil(refused.retry_after)}"}
+                headers |= {"retry-after-ms": f"{ceil(refused.retry_after * 1e3)}"}
         return _json(error_body(refused, self._vllm), refused.status or 500, headers)
 
 

@@ -105,8 +105,10 @@ def test_a_replay_tells_what_it_never_called(monkeypatch: pytest.MonkeyPatch) ->
     cells = {row.split(" | ")[0].removeprefix("| "): row.split(" | ")[1] for row in rows if row.startswith("| ")}
     assert cells["unused"] == "not called: `PlacementRound.move` |"
     assert cells["hedging"] == "- |"
-    assert cells[ON] == f"{found[0].good:.3f} |"
-    assert cells["knowledge of caches"] == f"{(found[2].good - found[0].good) * 100:+.1f} |"
+    (p50, p90), (p50_off, p90_off) = ([ttft * 1e3 for ttft in found[i].ttft] for i in (0, 2))
+    assert cells[ON] == f"{found[0].good:.3f} ({p50:.0f} {p90:.0f}) |"
+    points = (found[2].good - found[0].good) * 100
+    assert cells["knowledge of caches"] == f"{points:+.1f} ({p50_off - p50:+.0f} {p90_off - p90:+.0f}) |"
 
 
 def test_the_page_compares_seed_by_seed() -> None:

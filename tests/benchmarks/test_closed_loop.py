@@ -44,11 +44,15 @@ def test_the_page_has_both_tables() -> None:
     rows = [
         key | {"kind": "sessions", "scorer": "ours", "seed": i, "turns": 0.8 + i / 10, "whole": 0.5} for i in (0, 1)
     ]
+    rows += [
+        key | {"kind": "sessions", "scorer": "lpwl", "seed": 0, "turns": 0.8, "whole": 0.5, "p50": 91.7, "p90": 800}
+    ]
     rows += [key | {"kind": "sessions", "scorer": BOUND, "seed": 0, "turns": 0.9, "whole": 0.6, "whole_idle": 0.55}]
     tried = {"refused": 30, "tried": 10, "own": 4, "best": 7}
     rows += [key | {"kind": "returns", "scorer": "ours", "seed": 0} | tried]
     text = page(rows)
-    assert "| (e-closed) 0.7 | ours | 0.850 ±0.050 | 0.500 ±0.000 | 2 | 0095 |" in text
-    assert "| (e-closed) 0.7 | no policy exceeds | | 0.600 | 1 | 0095 |" in text
-    assert "| (e-closed) 0.7 | idle fleet | 0.900 | 0.550 | 1 | 0095 |" in text
+    assert "| (e-closed) 0.7 | ours | 0.850 ±0.050 | - | - | 0.500 ±0.000 | 2 | 0095 |" in text
+    assert "| (e-closed) 0.7 | `lpwl` | 0.800 | 92 | 800 | 0.500 | 1 | 0095 |" in text
+    assert "| (e-closed) 0.7 | no policy exceeds | | | | 0.600 | 1 | 0095 |" in text
+    assert "| (e-closed) 0.7 | idle fleet | 0.900 | | | 0.550 | 1 | 0095 |" in text
     assert "| (e-closed) 0.7 | 30 | 10 | 0.40 | 0.70 | 1 | 0095 |" in text

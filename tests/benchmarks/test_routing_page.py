@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 
 from benchmarks import routing, scenarios
-from benchmarks.routing_page import Result, differences, page, rows_of, shared, table
+from benchmarks.routing_page import IN_MILLISECONDS, Result, differences, page, rows_of, shared, table
 from lab.replay.sim_fleet import OURS, REFERENCE
 
 
-def shares(load: float, scorer: str, *good: float) -> list[Result]:
+def shares(load: float, scorer: str, *good: float, p50: float = 0.1) -> list[Result]:
     """A seed each."""
+    rows = [{"all": {"good": each, "ttft": (p50, 1.0, 2.0)}} for each in good]
     return [
-        {"scenario": "d", "load": load, "scorer": scorer, "seed": seed, "rows": {"all": {"good": each}}}
-        for seed, each in enumerate(good)
+        {"scenario": "d", "load": load, "scorer": scorer, "seed": seed, "rows": row} for seed, row in enumerate(rows)
     ]
 
 
@@ -30,6 +30,26 @@ def test_the_difference_is_to_the_best_peer_at_that_load() -> None:
     found += [*shares(0.4, OURS, 0.9), *shares(0.4, "lpwl", 0.8), *shares(0.4, "lmetric", 0.95)]
     found += [*shares(0.7, OURS, 0.9), *shares(0.7, REFERENCE, 1.0), *shares(1.0, "lpwl", 0.5)]
     assert cells(differences(found, ""), "d") == ["+10.0 lpwl", "**-5.0 lmetric**", "-", "-", "-", "-"]
+
+
+def test_medians_are_compared_with_the_same_peer() -> None:
+    """The one with the most good requests, not the fastest; slower is bold, and equal is not; NaN: nobody answered."""
+    found = [*shares(0.2, OURS, 0.9, 0.9, p50=0.35), *shares(0.2, "lpwl", 0.8, 0.8, p50=0.3)]
+    found += [*shares(0.2, "lmetric", 0.7, 0.7, p50=0.1), *shares(0.4, OURS, 0.9), *shares(0.4, "lpwl", 0.8)]
+    found += [*shares(0.7, OURS, 0.9, p50=0.1), *shares(0.7, "lpwl", 0.8, p50=float("nan"))]
+    found += [*shares(1.0, OURS, 0.9, p50=0.1), *shares(1.0, "lpwl", 0.8, p50=0.2)]
+    medians = cells(differences(found, "", IN_MILLISECONDS), "d")
+    assert medians == ["**+50 ±0 ms lpwl (2)**", "+0 ms lpwl", "-", "-100 ms lpwl", "-", "-"]
+
+
+def test_both_tables_of_differences_keep_their_rows() -> None:
+    """The rows of two tables have the same names."""
+    found = [*shares(0.2, OURS, 0.9, p50=0.2), *shares(0.2, "lpwl", 0.8)]
+    before = "\n\n".join(
+        ["# Routing", differences(found, ""), differences(found, "", IN_MILLISECONDS), "## (d) agents"]
+    )
+    assert cells(differences([], before), "d")[0] == "+10.0 lpwl"
+    assert cells(differences([], before, IN_MILLISECONDS), "d")[0] == "**+100 ms lpwl**"
 
 
 def test_seeds_are_compared_one_by_one() -> None:
@@ -83,5 +103,10 @@ def test_a_scenario_needs_no_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scenarios, "SECONDS", 3.0)
     found = [routing.replay_one(("d", 1.0, scorer, 0, Path())) for scorer in (OURS, "lpwl")]
     heading, _, row = ([cell.strip() for cell in line.split("|")] for line in table("d", found))
-    assert dict(zip(heading, row, strict=True))["reference"] == "-"
+    shown = dict(zip(heading, row, strict=True))
+    assert shown["reference"] == "-"
+    ttft = found[0]["rows"]["all"]["ttft"]
+    assert [float(shown[f"{name} ours"].removesuffix(" s")) for name in ("p50", "p90", "p99")] == [
+        pytest.approx(each, abs=0.005) for each in ttft
+    ]
     assert page(found, page(found)) == page(found)

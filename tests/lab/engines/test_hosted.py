@@ -43,6 +43,19 @@ def test_beyond_the_rate_limit_requests_get_429_with_retry_after():
     assert (api.remaining(59.0), api.remaining(60.0), api.resets_in(60.0)) == (0, 1, 10.0)
 
 
+def test_a_bucket_holds_a_burst_and_is_refilled_evenly():
+    """Six at once at four a second: the seventh after a quarter of a second; after a while six again, and no more."""
+    api = HostedApi(replace(API, requests_per_minute=240, burst=6))
+    for number in range(6):
+        api.submit(EngineRequest(number, 10, 1), now=1.0)
+    with pytest.raises(Refused) as refused:
+        api.submit(EngineRequest("seventh", 10, 1), now=1.0)
+    assert (refused.value.status, refused.value.retry_after) == (429, 0.25)
+    assert [api.remaining(now) for now in (1.2, 1.25, 2.0, 60.0)] == [0, 1, 4, 6]
+    api.submit(EngineRequest("eighth", 10, 1), now=1.25)
+    assert api.remaining(1.25) == 0
+
+
 def test_an_aborted_answer_sends_no_further_events():
     """The request still counts against the rate limit."""
     api = HostedApi(API)

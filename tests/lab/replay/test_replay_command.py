@@ -52,11 +52,24 @@ def test_the_table_compares(capsys: pytest.CaptureFixture[str]) -> None:
     lines = out.splitlines()
     assert (code, err) == (0, "")
     assert lines[0].startswith("load 1: 40 requests in 10 s, 4.10 per second; ")
-    names = [line.partition("  ")[0] for line in lines[1:7]]
-    assert names == ["", "this config", "lmetric", "pooled:least_request", "reference", ""]
+    names = [line.partition("  ")[0] for line in lines[1:6]]
+    assert names == ["", "this config", "lmetric", "pooled:least_request", "reference"]
     assert next(line for line in lines if line.startswith("agent")).split()[1:3] == ["40", "100.0%"]
     assert next(line for line in lines if line.startswith("main")).split()[1] == "40"
     assert max(map(len, lines)) <= 120
+
+
+def test_ours_is_shown_less_the_best_baseline(capsys: pytest.CaptureFixture[str]) -> None:
+    """By good requests, the reference aside: points, and ms of three quantiles of the TTFT. Alone it has no line."""
+    arguments = "trace.jsonl", "--config", "a.yaml", "--load", "8", "--scorers"
+    rows = {row["name"]: row["rows"][-1] for row in played(capsys, *arguments[3:], "lmetric,round_robin")}
+    best = max(("lmetric", "round_robin"), key=lambda name: float(rows[name]["good"]))
+    ours, peer = rows["ours"], rows[best]
+    slower = [f"{(a - b) * 1e3:+.0f} ms" for a, b in zip(ours["ttft"], peer["ttft"], strict=True)]
+    points = f"good {(ours['good'] - peer['good']) * 100:+.1f} points"
+    _, out, _ = run(capsys, *arguments, "lmetric,round_robin")
+    assert f"this config less {best}: {points}, p50 {slower[0]}, p90 {slower[1]}, p99 {slower[2]}" in out.splitlines()
+    assert "this config less" not in run(capsys, *arguments, "none")[1]
 
 
 def test_constant_columns_are_omitted(capsys: pytest.CaptureFixture[str]) -> None:

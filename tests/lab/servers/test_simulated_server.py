@@ -11,6 +11,7 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
+from backends.server_profiles import PROFILES
 from lab.servers.simulated_server import SimulatedServer
 from tests.support.engine_builders import encode
 from tests.support.engine_callers import HELLO, chat, events, eventually, post, serving
@@ -42,6 +43,34 @@ async def test_the_sdk_gets_a_whole_answer_with_usage():
     assert (len((reply.choices[0].message.content or "").split()), reply.choices[0].finish_reason) == (8, "length")
     assert (reply.usage.prompt_tokens, reply.usage.completion_tokens, reply.usage.total_tokens) == (8, 8, 16)
     assert reply.usage.prompt_tokens_details.cached_tokens == 0
+
+
+async def test_an_event_may_carry_several_tokens():
+    """The first token alone, then four at a time, then the rest; the text is the same. Usage without times."""
+    body = chat(stream=True, max_tokens=8, stream_options={"include_usage": True})
+    server = SimulatedServer(PROFILES["8b-h100"], model="m", encode=encode, tokens_per_event=4, tells_times=False)
+    await server.start()
+    async with sdk(server) as client:
+        _, _, raw = await post(server, "/v1/chat/completions", body)
+        whole = await client.chat.completions.create(model="m", messages=HELLO, max_tokens=8)
+    await server.stop()
+    *chunks, usage = map(msgspec.json.decode, events(raw)[:-1])
+    texts = [chunk["choices"][0]["delta"]["content"] for chunk in chunks]
+    assert [len(text.split()) for text in texts] == [0, 1, 4, 3]
+    assert ("".join(texts), chunks[-1]["choices"][0]["finish_reason"]) == (whole.choices[0].message.content, "length")
+    assert (usage["usage"]["completion_tokens"], "metrics" in usage) == (8, False)
+
+
+async def test_a_bursty_api_tells_its_limit_in_refusals_alone():
+    """The seventh request at once: 429, and when to come back, in seconds and in milliseconds."""
+    async with serving("api-burst", speed=1.0) as server:
+        asked = ("/v1/chat/completions", chat(max_tokens=1))
+        replies = await asyncio.gather(*(post(server, *asked, authorization="Bearer x") for _ in range(7)))
+    assert sorted(status for status, _, _ in replies) == [200] * 6 + [429]
+    assert not any("ratelimit" in name.lower() for _, headers, _ in replies for name in headers)
+    [refused] = [headers for status, headers, _ in replies if status == 429]
+    assert refused["Retry-After"] == "1"
+    assert 0 < int(refused["retry-after-ms"]) <= 250
 
 
 async def test_the_sdk_gets_a_stream_of_one_token_per_chunk():
