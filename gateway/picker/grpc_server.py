@@ -100,10 +100,6 @@ class Call:
         self._connection.end(self._stream)
         self.release()
 
-    def redirect(self) -> None:
-        """The peer's next calls come on a new connection."""
-        self._connection.drain()
-
     @property
     def peer(self) -> object:
         """The same for all calls of a connection."""
