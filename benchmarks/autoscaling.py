@@ -33,6 +33,7 @@ from time import process_time
 from gateway.config.models import Config
 from lab.capacity.fleet_size import FleetSizeQuestion, FleetSizeResult, replayed
 from lab.capacity.learned_profile import representative
+from lab.capacity.replica_law import KEPT, ReplicaLaw
 from lab.capacity.replicas_needed import ReplicasQuestion, replicas_needed
 from lab.capacity.smallest_fleet import FleetSearch
 from lab.replay.player import Player
@@ -40,7 +41,6 @@ from lab.replay.results import ReplayOutcome, quantile
 from lab.replay.sim_fleet import Scenario, scenario_from
 from lab.traffic.session_sample import with_sessions
 from lab.traffic.traces import Agents, Arrival, agents
-from policies.autoscale.replica_law import KEPT, ReplicaLaw
 from policies.types import Pool
 
 TTFT, TPOT, TARGET = 3.0, 0.1, 0.95

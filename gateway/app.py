@@ -25,7 +25,6 @@ from gateway.admission.quotas import Admission, Quotas
 from gateway.admission.redis_keys import RedisKeys
 from gateway.answers.answer_cache import AnswerCache
 from gateway.answers.answer_stores import answer_store
-from gateway.autoscale.autoscaler import Autoscaler
 from gateway.cache_warming import CacheWarming
 from gateway.cluster.gossip import new_group
 from gateway.config.endpoint_section import Discovered
@@ -162,16 +161,8 @@ class Gateway:
             self.learned_keeper = LearnedKeeper(store, self.fleet, self.runtime, is_leader)
             self.registry.register(self.learned_keeper)
             self.monitor.limit_log.on_begin = self.learned_keeper.save_soon
-        self.autoscaler: Autoscaler | None = None
-        if is_leader:
-            self.autoscaler = Autoscaler(self.recorder, self.fleet, self.runtime, self._processes)
-            self.registry.register(self.autoscaler)
         if self.fleet.peers is not None:
             self.fleet.request_publish = self.monitor.publish_soon
-
-    def _processes(self) -> int:
-        """Gateways and workers that share the traffic."""
-        return self.config.server.workers * self._replicas()
 
     def _replicas(self) -> int:
         """Live gateways, including this gateway."""
@@ -208,7 +199,6 @@ class Gateway:
             runtime=self.runtime,
             cache_warming=self.cache_warming,
             on_screen=self.on_screen,
-            autoscaler=self.autoscaler,
             stored_keys=lambda: () if self.keyring is None else self.keyring.known,
         )
         self.admin_app = AdminServer(self.admin).app()
@@ -224,7 +214,6 @@ class Gateway:
     def _build_picker(self, config: Config) -> PickerServer | None:
         if config.pick is None:
             return None
-        from gateway.picker.external_scaler import ExternalScaler
         from gateway.picker.llm_d_metrics import LlmDMetrics
         from gateway.picker.picker import Picker
         from gateway.picker.picker_server import PickerServer
@@ -237,7 +226,6 @@ class Gateway:
             max_body=lambda: self.config.defaults.max_body,
             is_ready=lambda: not self.proxy.draining and self.decider.any_usable(monotonic()),
             intake=self.intake,
-            scaler=ExternalScaler(None if self.autoscaler is None else self.autoscaler.desired),
         )
         return PickerServer(service, self.intake)
 
@@ -286,7 +274,7 @@ class Gateway:
         self._watch_endpoints()
         if self.worker is None or self.worker.is_leader:
             self.cache_warming.start()
-        optional = self.kv_events, self.telemetry, self.redis, self.keyring, self.autoscaler, self.history
+        optional = self.kv_events, self.telemetry, self.redis, self.keyring, self.history
         for component in (*optional, self.answers):
             if component is not None:
                 component.start()
@@ -347,8 +335,6 @@ class Gateway:
         self.proxy.dispatcher.reload(routes)
         self.data_port.reload(new.config.defaults.max_body)
         self.cache_warming.reload()
-        if self.autoscaler is not None:
-            self.autoscaler.reload()
         if self.keyring is not None:
             self.keyring.check_soon()
         self.metrics.reload(routes, new.served_labels())
@@ -413,7 +399,7 @@ class Gateway:
         components = (
             *(self.proxy.dispatcher.waker, self.discovery, self.cache_warming, self.witness_probes),
             *(self.monitor, self.answers),
-            *(self.history, self.learned_keeper, self.autoscaler, self.data_port.certificate, self.kv_events),
+            *(self.history, self.learned_keeper, self.data_port.certificate, self.kv_events),
             *(self.keyring, self.redis, None if self.worker is None else self.worker.peers),
             *self.runtime.current.connections.values(),
         )

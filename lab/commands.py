@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from pathlib import Path
 
-from gateway.cli.arguments import COUNT, FILES, PORT, WORKERS, WORKERS_HELP, AddCommand, positive, with_scheme
+from gateway.cli.arguments import ADMIN, COUNT, FILES, PORT, WORKERS, WORKERS_HELP, AddCommand, positive, with_scheme
 
 
 def add_commands(command: AddCommand) -> None:
@@ -14,8 +14,8 @@ def add_commands(command: AddCommand) -> None:
     _add_replay(command("replay", replay, "lab.replay.replay_command:replay"))
     capacity = "how many engines recorded traffic takes, by replays"
     _add_capacity(command("capacity", capacity, "lab.capacity.capacity_command:capacity"))
-    replicas = "answer a gateway that asks on standard input how many engines its traffic takes"
-    command("replicas", replicas, "lab.capacity.replicas_worker:serve")
+    autoscale = "how many engines the traffic of a running gateway takes, for KEDA"
+    _add_autoscale(command("autoscale", autoscale, "lab.autoscale.autoscale_command:autoscale"))
     demo = "simulated engines, gateway, traffic and a live table: no GPU, no key"
     _add_demo(command("demo", demo, "lab.demo.demo:demo"))
     simulate = "run a simulated engine with the API of vLLM"
@@ -67,6 +67,16 @@ def _add_capacity(capacity: ArgumentParser) -> None:
     add("--sessions", type=positive, default=0.1, metavar="RATE", help="new sessions/s of recorded sessions")
     add("--no-load", action="store_true", help="without the load that the present engines carry")
     add("--json", action="store_true", help="print the figures as JSON")
+
+
+def _add_autoscale(autoscale: ArgumentParser) -> None:
+    add = autoscale.add_argument
+    add("--config", dest="files", required=True, help="the gateway's configuration (required)", **FILES)
+    add("--admin", type=with_scheme, default=ADMIN, metavar="URL", help="admin port of the gateway")
+    add("--listen", default="127.0.0.1:9003", metavar="HOST:PORT", help="port of KEDA's external scaler")
+    bounds = "pool of engines, at least MIN and at most MAX, each serving after START (default: 2m); one for each pool"
+    name = "NAME=MIN..MAX[@START]"
+    add("--pool", dest="pools", action="append", required=True, metavar=name, help=f"{bounds} (required)")
 
 
 def _add_live(replay: ArgumentParser) -> None:

@@ -21,6 +21,7 @@ SIZE: Schema = {"type": ["string", "integer"], "pattern": "^[0-9]+(\\.[0-9]+)?([
 TEXTS: Schema = {"type": "object", "additionalProperties": TEXT}
 ANY: Schema = {"type": "object"}
 ANYTHING: Schema = {"type": "array", "items": ANY}
+DURATION: Schema = {"type": "string", "pattern": "^[0-9]+(ms|s|m)$"}
 VARIABLE_NAME = "^[A-Za-z_][A-Za-z0-9_]*$"
 # Keys that the chart sets itself, by definition of the configuration.
 OWNED = {
@@ -82,7 +83,9 @@ def _own() -> dict[str, Schema]:
         "service": section(type=one_of("ClusterIP", "NodePort", "LoadBalancer"), port=PORT, annotations=TEXTS),
         "serviceAccount": section(create=FLAG, name=NAME, annotations=TEXTS),
         "rbac": section(create=FLAG),
-        "networkPolicy": section(enabled=FLAG, callers=peers, pickers=peers, admin=peers, egress=ANYTHING),
+        "networkPolicy": section(
+            enabled=FLAG, callers=peers, pickers=peers, admin=peers, scaler=peers, egress=ANYTHING
+        ),
         "podDisruptionBudget": section(
             maxUnavailable={"type": ["integer", "string"], "minimum": 0, "pattern": "^[0-9]+%$"}
         ),
@@ -101,19 +104,24 @@ def _own() -> dict[str, Schema]:
 
 def _optional() -> dict[str, Schema]:
     engine = section(
-        ("name", "max"), kind={**TEXT, "minLength": 1}, name={**NAME, "minLength": 1}, min=SECONDS, max=REPLICAS
+        ("name", "max"),
+        kind={**TEXT, "minLength": 1},
+        name={**NAME, "minLength": 1},
+        min=SECONDS,
+        max=REPLICAS,
+        startTime=DURATION,
     )
-    duration = {"type": "string", "pattern": "^[0-9]+(ms|s|m)$"}
     return {
         "monitoring": section(
-            serviceMonitor=section(enabled=FLAG, interval=duration, labels=TEXTS),
+            serviceMonitor=section(enabled=FLAG, interval=DURATION, labels=TEXTS),
             rules=section(enabled=FLAG, labels=TEXTS),
             dashboards=section(enabled=FLAG, labels=TEXTS, annotations=TEXTS),
         ),
         "autoscaling": section(
-            trigger=one_of("prometheus", "metrics-api", "external"),
-            prometheusAddress={"type": "string", "pattern": "^(https?://.+)?$"},
+            trigger={},  # refused by templates/checks.yaml, which says what to do
+            prometheusAddress={},
             engines={"type": "object", "additionalProperties": engine},
+            resources=ANY,
         ),
         "inferencePool": section(
             enabled=FLAG,

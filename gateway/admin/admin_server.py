@@ -88,8 +88,8 @@ class AdminData(Protocol):
     async def known_keys(self) -> Sequence[Key]:
         """Stored keys as the gateway knows them, also where the store has lost them."""
 
-    async def scale(self) -> Mapping[str, Any]:
-        """The number of engines that each pool with `autoscale` needs, and the reason."""
+    async def learned(self) -> Mapping[str, Any]:
+        """Learned state by endpoint, as it is saved: for `firsttoken autoscale`."""
 
     async def explain(self, operation: Operation, headers: Mapping[str, str], body: bytes) -> web.Response:
         """The decision for a request, which is neither sent, queued nor counted."""
@@ -118,7 +118,8 @@ class AdminServer:
                 web.get("/routes", self.routes),
                 web.get("/windows", self.windows),
                 web.get("/fleet", replying(self.data.fleet)),
-                web.get("/scale", replying(self.data.scale)),
+                web.get("/learned", replying(self.data.learned)),
+                web.get("/scale", scale),
                 web.get("/prefixes", replying(self.data.prefixes)),
                 web.get("/config", self.config),
                 web.get("/dashboard", dashboard),
@@ -208,6 +209,10 @@ def replying(answer: Callable[[], Awaitable[Any]]) -> Handler:
         return json_response(200, encode(await answer()))
 
     return reply
+
+
+async def scale(http: web.Request) -> web.StreamResponse:
+    raise ApiError(410, "The gateway counts no engines any more: firsttoken autoscale does.", code="removed")
 
 
 # -- dashboard -----------------------------------------------------------------------------

@@ -52,28 +52,3 @@ const showPrefixes = (prefixes) => {
   replaceRows(byId("prefixes").tBodies[0], rows.length ? rows : [nothing(3, "no pool with several engines has computed a prompt twice lately")]);
 };
 
-// ---------------------------------------------------------------- desired engines
-
-const replicasCurve = (pool) => {
-  const [width, height] = [220, 34];
-  const points = Object.entries(pool.curve).map(([n, met]) => [Number(n), met]).sort((a, b) => a[0] - b[0]);
-  const x = (n) => 4 + ((n - pool.min) * (width - 8)) / Math.max(pool.max - pool.min, 1);
-  const y = (met) => height - 4 - met * (height - 8);
-  const said = points.map(([n, met]) => `${n}: ${share(met)}`).join(", ") || "no replay yet";
-  const path = points.map(([n, met], at) => `${at ? "L" : "M"}${x(n).toFixed(1)},${y(met).toFixed(1)}`).join("");
-  return svg(
-    "svg", { class: "spark", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": said },
-    svg("title", {}, said), svg("line", { class: "limit", x1: x(pool.desired), x2: x(pool.desired), y1: 0, y2: height }),
-    svg("path", { class: "p95", d: path }),
-    ...points.map(([n, met]) => svg("circle", { class: "last", cx: x(n), cy: y(met), r: 2 })),
-  );
-};
-
-const poolRow = ([name, pool]) =>
-  el("tr", {}, cell(name, "name"), cell(`${pool.current}`), cell(`${pool.desired}`), el("td", {}, replicasCurve(pool)), cell(pool.reason, "words"));
-
-const showScale = (scale) => {
-  const pools = Object.entries(scale.pools);
-  byId("scale").hidden = !pools.length;
-  replaceRows(byId("pools").tBodies[0], pools.map(poolRow));
-};

@@ -64,8 +64,8 @@ const asked = async (path) => {
 let begun = false; // figures have been shown
 const look = async () => {
   const now = viewed();
-  const [routes, fleet, scale, prefixes, incidents, misses, linked] = await Promise.all([
-    asked(`windows?window=${now.window}`), asked("fleet"), asked("scale"), asked("prefixes"), asked(`incidents?minutes=${MINUTES[now.window]}`), asked(missesQuery(now, { worst: SHOWN })).catch(() => null),
+  const [routes, fleet, prefixes, incidents, misses, linked] = await Promise.all([
+    asked(`windows?window=${now.window}`), asked("fleet"), asked("prefixes"), asked(`incidents?minutes=${MINUTES[now.window]}`), asked(missesQuery(now, { worst: SHOWN })).catch(() => null),
     now.request ? asked(`requests?id=${encodeURIComponent(now.request)}`).catch(() => []) : [],
   ]);
   const reading = !getSelection().isCollapsed && begun; // what is being marked must not be replaced
@@ -76,7 +76,6 @@ const look = async () => {
   if (!reading) {
     showRoutes(routes);
     showFleet(fleet);
-    showScale(scale);
     showPrefixes(prefixes);
     showFilters(routes, fleet, misses ?? []);
     showIncidents(incidents, routes.at);

@@ -13,12 +13,14 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from time import monotonic, time
 from typing import Any
 
 from aiohttp import web
+from msgspec import to_builtins
 
 from backends.interface import Operation
 from gateway.admin.admin_replies import json_response
@@ -27,7 +29,6 @@ from gateway.admin.request_query import RequestQuery
 from gateway.admission.auth import ANYONE
 from gateway.api.api_error import ApiError, bad_request
 from gateway.api.inference_request import KEY_HEADERS
-from gateway.autoscale.autoscaler import Autoscaler
 from gateway.cache_warming import CacheWarming
 from gateway.config.models import Config, Key
 from gateway.decider import Decider
@@ -62,7 +63,6 @@ class GatewayAdmin:
     runtime: RuntimeHolder
     cache_warming: CacheWarming
     on_screen: Histogram  # TTFT reported by callers, by route
-    autoscaler: Autoscaler | None = None  # None: another worker's
     stored_keys: Callable[[], Sequence[Key]] = tuple  # as this process knows them
     reload: Callable[[], Awaitable[web.Response]] = no_source
     stats: bytes = b""  # the last answer of /routes
@@ -133,8 +133,13 @@ class GatewayAdmin:
     async def known_keys(self) -> Sequence[Key]:
         return self.stored_keys()
 
-    async def scale(self) -> Mapping[str, Any]:
-        return {"pools": {}} if self.autoscaler is None else self.autoscaler.view()
+    async def learned(self) -> Mapping[str, Any]:
+        now, fleet, found = monotonic(), self.decider.fleet, dict[str, Any]()
+        for endpoint in fleet.snapshot(now).loads:
+            with suppress(ValueError):  # values out of their bounds
+                if (known := fleet.view.learned(endpoint, now)) is not None:
+                    found[endpoint] = to_builtins(known)
+        return found
 
     async def explain(self, operation: Operation, headers: Mapping[str, str], body: bytes) -> web.Response:
         runtime = self.runtime.current

@@ -115,15 +115,7 @@ def look(admin: str, window: str = NOW) -> Look:
     minutes = min(max(round(figures["window_s"] / 60), SHORTEST), LONGEST)
     incidents = _read(admin, f"/incidents?minutes={minutes}")["incidents"][:SHOWN]
     slowest = _read(admin, f"/requests?slowest={SHOWN}")
-    return Look(figures, _read(admin, "/fleet"), slowest, incidents, _scale(admin))
-
-
-def _scale(admin: str) -> Any:
-    """Nothing of a gateway that has no such path yet. Raises Gone."""
-    try:
-        return _read(admin, "/scale")
-    except ErrorReply:
-        return {}
+    return Look(figures, _read(admin, "/fleet"), slowest, incidents)
 
 
 def _read(admin: str, path: str) -> Any:

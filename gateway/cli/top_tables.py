@@ -7,8 +7,8 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from math import inf
 from time import strftime, time
 from typing import Any
@@ -59,7 +59,6 @@ class Look:
     fleet: Sequence[Mapping[str, Any]]
     slowest: Sequence[Mapping[str, Any]]
     incidents: Sequence[Mapping[str, Any]] = ()  # the worst first
-    scale: Mapping[str, Any] = field(default_factory=dict)
 
 
 # ---------------------------------------------------------------- tables
@@ -80,19 +79,9 @@ def frame(admin: str, now: Look, view: View, width: int) -> RenderableType:
         fitting(ENDPOINTS, map(_endpoint, endpoints), width),
     ]
     parts += [Text(f"{entry['endpoint']['id']}: {entry['why']}", "yellow") for entry in endpoints if entry["why"]]
-    parts += [Text(line) for line in scale_lines(now.scale, view)]
     if slowest:
         parts.append(fitting(SLOWEST, map(_slow, slowest), width))
     return Group(*parts)
-
-
-def scale_lines(scale: Mapping[str, Any], view: View) -> Iterator[str]:
-    """Of pools with `autoscale`: the desired number of engines."""
-    for name, pool in scale.get("pools", {}).items():
-        if view.shows(name):
-            number = "unknown" if pool["desired"] is None else pool["desired"]
-            bounds = f"{pool['min']} to {pool['max']}"
-            yield f"{name}: engines desired {number}, {pool['current']} now ({bounds}); {pool['reason']}"
 
 
 def gateway_summary(after: Mapping[str, Any]) -> str:

@@ -35,6 +35,7 @@ SYNONYMS: Mapping[tuple[str, str], str] = {
     ("pools", "rpm"): "; write requests_per_minute",
     ("pools", "tpm"): "; write tokens_per_minute",
     ("pools", "max_parallel_requests"): "; write concurrent_requests",
+    ("pools", "autoscale"): "; remove it, and run firsttoken autoscale --pool NAME=MIN..MAX@START_TIME",
     ("routes", "pools"): "; write tiers: [POOL]",
     ("routes", "pool"): "; write tiers: [POOL]",
     ("routes", "fallbacks"): "; write them into tiers, most wanted first",

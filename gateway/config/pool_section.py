@@ -25,7 +25,6 @@ from gateway.config.field_types import Positive, Section, authority, written
 from policies import types as facts
 
 CALLER = "caller"  # in place of a key
-MAX_ENGINES = 256  # of a pool that is scaled
 RANKS = ("vllm", "simulated")  # backends with data-parallel ranks behind one URL
 WITH_ADAPTERS = ("vllm", "sglang", "simulated")  # backends with LoRA adapters
 CONTINUING = ("vllm", "sglang", "simulated")  # backends that continue another server's answer
@@ -108,23 +107,6 @@ class KeepWarm(Section):
     """Send a one-token request after this time without requests."""
 
 
-class AutoscaleSection(Section):
-    """Number of engines by replays of the pool's traffic; something else starts and ends them."""
-
-    min: int = Field(default=1, ge=1, le=MAX_ENGINES)
-    """Engines at least."""
-    max: int = Field(ge=1, le=MAX_ENGINES)
-    """Engines at most."""
-    start_time: Positive = written("2m")
-    """Time from the decision to an engine that serves: pod, model, warm-up."""
-
-    @model_validator(mode="after")
-    def _in_order(self) -> Self:
-        if self.min > self.max:
-            raise ValueError(f"min ({self.min}) is above max ({self.max}); lower min or raise max")
-        return self
-
-
 @dataclass(frozen=True, slots=True)
 class SilenceLimits:
     """Seconds of silence before the first token, and in mid-stream. None: the defaults of all servers."""
@@ -187,8 +169,6 @@ class PoolSection(Section):
     keep_warm: KeepWarm | None = None
     wake: bool = False
     """Wake a sleeping engine (vLLM's sleep mode) for a request that no other endpoint of the pool can take."""
-    autoscale: AutoscaleSection | None = None
-    """Bounds for the number of engines that the pool's traffic takes (GET /scale); absent: it is not computed."""
     priority_scheduling: bool = False
     """The servers schedule by `priority`, smallest first: requests are sent with a priority from their deadline."""
     profile: fields.ProfileName | None = None
@@ -232,8 +212,6 @@ class PoolSection(Section):
             raise ValueError(f"{self.backend} servers have no priority scheduling; remove priority_scheduling")
         if any(endpoint.dp_rank is not None for endpoint in self.endpoints) and self.backend not in RANKS:
             raise ValueError(f"{self.backend} servers take no dp_rank; remove it")
-        if self.autoscale is not None and not self.kind.local:
-            raise ValueError(f"{self.backend} is an API, whose servers nobody here can add; remove autoscale")
         if self.adapters is not None:
             self._check_adapters(self.adapters)
         self._check_servers()

@@ -26,15 +26,19 @@ from time import monotonic
 from typing import cast
 from urllib.parse import quote
 
-from backends.http2.frames import ErrorCode, Http2Error
-from backends.http2.header_blocks import encoded
+from h2.errors import ErrorCodes
+from hpack import NeverIndexedHeaderTuple
+
+from backends.http2.frame_walk import Http2Error
 from backends.http2.server import (
     AnswerSent,
     DataReceived,
     Event,
+    Headers,
     Http2Server,
     PeerLeaves,
     PingAcknowledged,
+    RequestEnded,
     RequestReceived,
     StreamReset,
 )
@@ -52,8 +56,8 @@ PREFACE_WITHIN, PING_AFTER, DEAD_AFTER, IDLE = 1, 6, 12, 60  # checks: without a
 PREFIX = 5  # bytes before a message
 PRESENT_PING, DRAIN_PING = b"present?", b"draining"  # the latter is answered when the peer has read GOAWAY
 OK, INVALID_ARGUMENT, RESOURCE_EXHAUSTED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE = 0, 3, 8, 12, 13, 14  # grpc-status
-HEADERS = encoded([(":status", "200"), ("content-type", "application/grpc")])
-TRAILERS = encoded([("grpc-status", str(OK))])
+HEADERS = ((":status", "200"), ("content-type", "application/grpc"))
+TRAILERS = (("grpc-status", str(OK)),)
 PRINTABLE = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
 
 
@@ -74,7 +78,7 @@ class Call:
     """One call: messages in by iteration, out by `send`. Settings of the handler: `max_message`, bytes; `has_no_end`:
     nobody waits for its end."""
 
-    def __init__(self, connection: GrpcConnection, stream: int, path: str, *, is_over: bool) -> None:
+    def __init__(self, connection: GrpcConnection, stream: int, path: str) -> None:
         self.path = path
         self.max_message = MAX_MESSAGE
         self.has_no_end = False
@@ -83,7 +87,7 @@ class Call:
         self._stream = stream
         self._received = bytearray()
         self._unacknowledged = 0
-        self._is_over = is_over  # the peer sends no more
+        self._is_over = False  # the peer sends no more
         self._news: asyncio.Future[None] | None = None  # awaited by the handler
 
     def send(self, message: bytes) -> None:
@@ -95,10 +99,6 @@ class Call:
         self.is_ended = True
         self._connection.end(self._stream)
         self.release()
-
-    def redirect(self) -> None:
-        """The peer's next calls come on a new connection."""
-        self._connection.drain()
 
     @property
     def peer(self) -> object:
@@ -157,14 +157,20 @@ class Call:
 
     # -- of the connection --------------------------------------------------------------
 
-    def feed(self, data: bytes, flow_controlled: int, *, is_last: bool) -> None:
+    def feed(self, data: bytes, flow_controlled: int) -> None:
         self._unacknowledged += flow_controlled
-        self._is_over = is_last
         if self.is_ended:
             self._return_window()
             return
         self._received += data
         self._connection.intake.body_bytes += len(data)
+        self._wake()
+
+    def feed_eof(self) -> None:
+        self._is_over = True
+        self._wake()
+
+    def _wake(self) -> None:
         if self._news is not None and not self._news.done():
             self._news.set_result(None)
 
@@ -179,9 +185,11 @@ class Call:
         self._return_window()
 
 
-def trailers(status: int, message: str) -> bytes:
-    """Of a call that fails. The message is percent-encoded: it may quote the peer."""
-    return encoded([("grpc-status", str(status)), ("grpc-message", quote(message, safe=PRINTABLE))])
+def trailers(status: int, message: str) -> Headers:
+    """Of a call that fails. The message is percent-encoded: it may quote the peer. No table of header compression keeps
+    it: the peer says how large that may be."""
+    quoted = quote(message, safe=PRINTABLE)
+    return (("grpc-status", str(status)), NeverIndexedHeaderTuple("grpc-message", quoted))
 
 
 class ConnectionState(Enum):
@@ -296,7 +304,7 @@ class GrpcConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def close(self, error: ErrorCode = ErrorCode.NO_ERROR) -> None:
+    def close(self, error: ErrorCodes = ErrorCodes.NO_ERROR) -> None:
         if self._transport is not None and not self._transport.is_closing():
             self._http2.close(error)
             self._flush()
@@ -315,9 +323,12 @@ class GrpcConnection(asyncio.Protocol):
         match event:
             case DataReceived():
                 if (call := self._calls.get(event.stream)) is not None:
-                    call.feed(event.data, event.size, is_last=event.is_last)
+                    call.feed(event.data, event.size)
                 else:
                     self._http2.acknowledge(event.stream, event.size)
+            case RequestEnded():
+                if (call := self._calls.get(event.stream)) is not None:
+                    call.feed_eof()
             case RequestReceived():
                 self._begin(event)
             case AnswerSent():
@@ -334,7 +345,7 @@ class GrpcConnection(asyncio.Protocol):
 
     def _begin(self, event: RequestReceived) -> None:
         stream = event.stream
-        call = self._calls[stream] = Call(self, stream, event.path, is_over=event.is_last)
+        call = self._calls[stream] = Call(self, stream, event.path)
         task = self._tasks[stream] = asyncio.get_running_loop().create_task(self._serve(stream, call))
         task.add_done_callback(partial(self._on_served, stream))
 

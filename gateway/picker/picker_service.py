@@ -1,5 +1,4 @@
-"""The gRPC services of the endpoint picker: external processing (ext_proc) and access log for Envoy, health checks, and
-KEDA's external scaler."""
+"""The gRPC services of the endpoint picker: external processing (ext_proc) and access log for Envoy, health checks."""
 
 from __future__ import annotations
 
@@ -13,21 +12,20 @@ from gateway.downstream.intake import Intake
 from gateway.observe.recorder import Recorder
 from gateway.picker.envoy_log import STREAM_LOGS, EnvoyLogs
 from gateway.picker.envoy_request import EnvoyRequest
-from gateway.picker.external_scaler import SERVICE as SCALER
-from gateway.picker.external_scaler import ExternalScaler
 from gateway.picker.grpc_server import INVALID_ARGUMENT, UNIMPLEMENTED, Call, GrpcError, MessageTooLongError
 from gateway.picker.picker import Picker
 
 PROCESS = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 HEALTH = "/grpc.health.v1.Health/Check"
 HEAD = 1 << 18  # bytes of a message beside a body: headers, attributes, metadata
+SCALER = "/externalscaler.ExternalScaler/"  # which this port served before 0.2.0
 SERVING, NOT_SERVING = 1, 2  # grpc.health.v1.HealthCheckResponse.status
 _ALIVE = sized(1, b"liveness")  # HealthCheckRequest.service, as endpoint pickers have it: a process that answers
 
 
 class PickerService:
-    """Serves external processing, the access log, KEDA, and health checks: of `liveness`, and of any other name as
-    readiness. `max_body`: bytes, read for each request."""
+    """Serves external processing, the access log, and health checks: of `liveness`, and of any other name as readiness.
+    `max_body`: bytes, read for each request."""
 
     def __init__(
         self,
@@ -36,14 +34,12 @@ class PickerService:
         max_body: Callable[[], int],
         is_ready: Callable[[], bool],
         intake: Intake,
-        scaler: ExternalScaler,
     ) -> None:
         self._picker = picker
         self._recorder = recorder
         self._max_body = max_body
         self._is_ready = is_ready
         self._intake = intake
-        self._scaler = scaler
         self._logs = EnvoyLogs()
 
     async def serve(self, call: Call) -> None:
@@ -57,7 +53,7 @@ class PickerService:
         elif call.path == STREAM_LOGS:
             await self._logs.serve(call)
         elif call.path.startswith(SCALER):
-            await self._scaler.serve(call)
+            raise GrpcError(UNIMPLEMENTED, "KEDA asks firsttoken autoscale, a process of its own")
         else:
             raise GrpcError(UNIMPLEMENTED, "the service is not known")
 

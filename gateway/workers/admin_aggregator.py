@@ -155,10 +155,9 @@ class AdminAggregator(Collector):
         found = {each["sha256"]: each for keys in (await self._get_all(KNOWN_KEYS)).values() for each in keys}
         return [Key.model_validate(each) for each in found.values()]
 
-    async def scale(self) -> Mapping[str, Any]:
-        """Of the leader: the others name no pool."""
-        found = (await self._get_all("/scale")).values()
-        return {"pools": {name: pool for each in found for name, pool in each["pools"].items()}}
+    async def learned(self) -> Mapping[str, Any]:
+        """Of one worker for each endpoint."""
+        return {name: known for each in (await self._get_all("/learned")).values() for name, known in each.items()}
 
     async def explain(self, operation: Operation, headers: Mapping[str, str], body: bytes) -> web.Response:
         """Asks the first worker that answers: workers see the load of all."""

@@ -2,7 +2,7 @@
 
 Rules:
 - The traffic is that of the last ten minutes. Where its replays cost more than they may, the older part is left out
-  first: its needs were found in earlier minutes, and are kept (`policies.autoscale.replica_law`). Then sessions are.
+  first: its needs were found in earlier minutes, and are kept (`lab.capacity.replica_law`). Then sessions are.
 - The engines simulated are those that the gateway has learned, and its predictions begin with what it knows.
 - A fleet below the present one has to have room: a need between two numbers does not swing.
 """
@@ -15,10 +15,10 @@ from dataclasses import dataclass, field, replace
 from backends.server_profiles import EngineProfile
 from lab.capacity.fleet_size import SLICE, FleetSizeQuestion, replayed
 from lab.capacity.learned_profile import learned_profile
+from lab.capacity.replica_law import KEPT, growth
 from lab.capacity.smallest_fleet import FleetSearch, SmallestFleet
 from lab.replay.sim_fleet import Scenario
 from lab.traffic.traces import Arrival
-from policies.autoscale.replica_law import KEPT, growth
 from policies.latency.learned_state import LearnedEndpoint
 
 REPLAYS = 4  # of a question, about

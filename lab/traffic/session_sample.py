@@ -6,7 +6,7 @@ Rules:
   are compared on the same callers.
 - A share above 1 adds copies. A copy has content of its own, but for blocks that several sessions share, and begins up
   to COPY_DELAY later.
-- What continues a session is found by `gateway.autoscale.session_chains`.
+- What continues a session is found by `lab.traffic.session_chains`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hashlib import blake2b
 from math import ceil
 from zlib import crc32
 
-from gateway.autoscale.session_chains import SessionChains
+from lab.traffic.session_chains import SessionChains
 from lab.traffic.traces import Arrival
 
 COPY_DELAY = 10.0  # s

@@ -43,8 +43,6 @@ _SIZES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2*
 _MOST_CHARACTERS = 256  # of an alias
 _NUMBER = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z%]*)\s*")
 
-DUMPED = "dumped"  # context in which what `model_dump` has written is validated again
-
 
 def _split(value: str, example: str) -> tuple[float, str]:
     match = _NUMBER.fullmatch(value)
@@ -64,11 +62,6 @@ def seconds(value: Any) -> Any:
         raise ValueError(f"'{value}' has no unit of time; write it like 250ms, 2s or 5m")
     times, parts = _UNITS[unit]
     return number * times / parts  # 700 * 0.001 is not 0.7
-
-
-def _duration(value: Any, info: ValidationInfo) -> Any:
-    """Bare numbers of a dumped configuration are seconds."""
-    return value if info.context == DUMPED and isinstance(value, (int, float)) else seconds(value)
 
 
 def share(value: Any) -> Any:
@@ -103,7 +96,7 @@ _DURATION = _text("a duration: 250ms, 2s, 5m", r"^\s*\d+(\.\d+)?\s*(us|ms|s|m|h)
 _SHARE = _text("a share: 3%, or 0.03", r"^\s*\d+(\.\d+)?\s*%?\s*$")
 _SIZE = _text("a size: 32MB; a bare number is bytes", r"^\s*\d+(\.\d+)?\s*([KkMmGg]?[Ii]?[Bb])?\s*$")
 
-Duration = Annotated[float, BeforeValidator(_duration), WithJsonSchema(_DURATION)]
+Duration = Annotated[float, BeforeValidator(seconds), WithJsonSchema(_DURATION)]
 Share = Annotated[
     float, BeforeValidator(share), WithJsonSchema({"anyOf": [{"type": "number", "minimum": 0, "maximum": 1}, _SHARE]})
 ]

@@ -16,6 +16,7 @@ import yaml
 from deploy.helm.generate import CHART, DEPLOY, files
 from gateway.config.loading import FIXED_AT_START, load
 from gateway.config.models import Config
+from lab.autoscale.autoscale_command import pool_bounds
 from scripts.chart_setup import CRDS
 from tests.deploy.test_supply_chain import PROJECT
 from tests.support.certificates import made
@@ -223,7 +224,7 @@ def test_what_a_gateway_writes_is_in_volumes(tmp_path: Path) -> None:
 
 
 def test_the_admin_port_is_closed_unless_somebody_is_named(tmp_path: Path) -> None:
-    """It is on the pod's loopback; where Prometheus or KEDA read it, the NetworkPolicy names them."""
+    """It is on the pod's loopback; where Prometheus reads it, the NetworkPolicy names its peers."""
     for case in CASES:
         peers = values(case).get("networkPolicy", {}).get("admin", [])
         assert config(case, tmp_path).server.admin.loopback is not bool(peers)
@@ -321,8 +322,21 @@ def test_alerts_know_the_job_of_the_service_monitor() -> None:
     assert re.fullmatch(pattern, job["replacement"])
     admin = next(one for one in of_kind(kept("serve-observed"), "Service", "-admin"))
     assert monitor["spec"]["selector"]["matchLabels"].items() <= admin["metadata"]["labels"].items()
-    (scaled, *_) = of_kind(kept("serve-scaled"), "ScaledObject")
-    assert f'job="{job["replacement"]}"' in scaled["spec"]["triggers"][0]["metadata"]["query"]
+
+
+def test_keda_asks_the_autoscaler_beside_the_gateway() -> None:
+    """By the name of its service; its bounds are those of the ScaledObject."""
+    for case in ("pick-scaled", "serve-scaled"):
+        _, autoscaler = gateway_of(case)["spec"]["template"]["spec"]["containers"]
+        (service,) = of_kind(kept(case), "Service", "-scaler")
+        assert service["spec"]["ports"][0]["targetPort"] == autoscaler["ports"][0]["name"]
+        pools = dict(pool_bounds(each.removeprefix("--pool=")) for each in autoscaler["args"] if "--pool" in each)
+        for one in of_kind(kept(case), "ScaledObject"):
+            (trigger,) = one["spec"]["triggers"]
+            assert trigger["metadata"]["scalerAddress"] == f"{service['metadata']['name']}.ai.svc:9003"
+            bounds = pools.pop(trigger["metadata"]["pool"])
+            assert (bounds.least, bounds.most) == (one["spec"]["minReplicaCount"], one["spec"]["maxReplicaCount"])
+        assert not pools
 
 
 def test_envoy_is_configured_as_the_one_that_is_tested() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from gateway.observe.metrics.attempt_families import SENT
 from gateway.observe.metrics.metric_family import Family
-from gateway.observe.metrics.process_families import AUTOSCALING, LLM_D, OURSELVES, SHARED
+from gateway.observe.metrics.process_families import LLM_D, OURSELVES, SHARED
 from gateway.observe.metrics.prompt_families import PROMPTS
 from gateway.observe.metrics.request_families import PREDICTED, PROMISED
 
@@ -21,7 +21,6 @@ GROUPS: Mapping[str, tuple[Family, ...]] = {
     "Attempts and endpoints": SENT,
     "Prompts and sessions": PROMPTS,
     "Shared state": SHARED,
-    "Autoscaling": AUTOSCALING,
     "Names of llm-d": LLM_D,
     "The gateway itself": OURSELVES,
 }

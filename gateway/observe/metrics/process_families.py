@@ -1,4 +1,4 @@
-"""Metrics of the gateway itself: shared state, autoscaling, processes."""
+"""Metrics of the gateway itself: shared state, processes."""
 
 from __future__ import annotations
 
@@ -55,37 +55,6 @@ SHARED = (
     ),
 )
 
-AUTOSCALING = (
-    gauge(
-        "firsttoken_desired_replicas{pool} engines",
-        help="Engines that the pool's traffic takes, by replays of the last ten minutes",
-        more="Of pools with `autoscale`. The largest need of the last ten minutes, between `min` and `max`. "
-        "`GET /scale` has the same number, and the reason in words.",
-        moves="Traffic grows or falls, prompts change, or engines become faster or slower.",
-        act="At `max` for long: read the reason of GET /scale; raise `max`, or loosen the budget that is missed.",
-    ),
-    gauge(
-        "firsttoken_replicas_curve{pool,n} attainment",
-        help="Attainment of the budget that is furthest from its target, in the last replay with `n` engines",
-        more="Only the numbers that were replayed: those around the desired one.",
-        moves="As firsttoken_desired_replicas.",
-        act="Not even the largest `n` reaches the target: more engines do not help; see `firsttoken capacity`.",
-    ),
-    counter(
-        "firsttoken_replica_replays_total{result} replays",
-        help="Questions answered by the child that replays traffic",
-        more="`result`: answered or failed. The log has the reason of a failure.",
-        moves="One a minute for each pool with `autoscale`; fewer where its replays would take more of a core.",
-        act="`failed` grows: the desired number is the last known one; read the log.",
-    ),
-    counter(
-        "firsttoken_replica_replay_seconds_total",
-        help="CPU time of the child that replays traffic",
-        moves="At most 5% of a core.",
-        act="None.",
-    ),
-)
-
 LLM_D = (
     gauge(
         "llm_d_epp_ready_endpoints{inference_pool} endpoints",
@@ -113,7 +82,7 @@ LLM_D = (
         help="Mean over endpoints of the greater of waiting requests over 5 and KV usage over 0.8; from 1 saturated",
         more="Requests held by the gateway count as waiting, spread over the endpoints. 1 without an endpoint.",
         moves="Load; endpoints.",
-        act="A trigger of KEDA objects. `firsttoken_desired_replicas` knows the budgets, and is the better one.",
+        act="A trigger of KEDA objects. `firsttoken autoscale` knows the budgets, and is the better one.",
     ),
 )
 

@@ -3,32 +3,35 @@
 from __future__ import annotations
 
 import pytest
+from h2.errors import ErrorCodes
 
 from backends.http2.flood import LIMITS, PERIOD, Flood
-from backends.http2.frames import (
+from backends.http2.frame_walk import DATA, GOAWAY, HEADERS, MAX_PIECES, PING, PRIORITY, SETTINGS, Http2Error
+from backends.http2.server import ACK, StreamReset
+from tests.support.http2_peer import (
+    ANSWER,
     END_HEADERS,
+    INITIAL_WINDOW_SIZE,
     PADDED,
-    ErrorCode,
-    FrameType,
-    Http2Error,
-    Setting,
+    REQUEST,
+    TRAILERS,
+    Peer,
+    encoded,
     frame,
-    settings_frame,
+    reset,
+    settings,
     window_update,
 )
-from backends.http2.header_blocks import encoded
-from backends.http2.server import (
-    StreamReset,
-)
-from tests.support.http2_peer import HEADERS, REQUEST, TRAILERS, Peer
 
 FLOODS = {
-    "PING": (Flood.EMPTY, frame(FrameType.PING, 0, 0, b"12345678")),
-    "PRIORITY": (Flood.EMPTY, frame(FrameType.PRIORITY, 0, 1, b"\x00" * 5)),
-    "empty DATA": (Flood.EMPTY, frame(FrameType.DATA, 0, 1)),
-    "padding": (Flood.EMPTY, frame(FrameType.DATA, PADDED, 1, b"\x00")),
+    "PING": (Flood.EMPTY, frame(PING, 0, 0, b"12345678")),
+    "PRIORITY": (Flood.EMPTY, frame(PRIORITY, 0, 1, b"\x00" * 5)),
+    "empty DATA": (Flood.EMPTY, frame(DATA, 0, 1)),
+    "padding": (Flood.EMPTY, frame(DATA, PADDED, 1, b"\x00")),
     "unknown": (Flood.EMPTY, frame(0x99, 0, 0)),
-    "SETTINGS": (Flood.SETTINGS, settings_frame({Setting.INITIAL_WINDOW_SIZE: 9})),
+    "GOAWAY": (Flood.EMPTY, frame(GOAWAY, 0, 0, bytes(8))),
+    "answers to SETTINGS": (Flood.EMPTY, frame(SETTINGS, ACK, 0)),
+    "SETTINGS": (Flood.SETTINGS, settings({INITIAL_WINDOW_SIZE: 9})),
 }
 
 
@@ -44,21 +47,33 @@ def test_a_flood_ends_the_connection_and_the_same_frames_over_time_do_not(
         peer.send(one)
     with pytest.raises(Http2Error, match=f"50 {kind.value}") as error:
         peer.send(one * 60)
-    assert error.value.code is ErrorCode.ENHANCE_YOUR_CALM
+    assert error.value.code is ErrorCodes.ENHANCE_YOUR_CALM
 
 
-@pytest.mark.parametrize("of", ["peer", "server"])
-def test_a_flood_of_resets_ends_the_connection(peer: Peer, of: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "end",
+    [reset, lambda stream: window_update(stream, (1 << 31) - 1)],
+    ids=["by the peer", "provoked"],
+)
+def test_a_flood_of_resets_ends_the_connection(peer: Peer, end: object, monkeypatch: pytest.MonkeyPatch) -> None:
     """CVE-2023-44487, and CVE-2025-8671: the peer has the server reset its streams."""
     monkeypatch.setitem(LIMITS, Flood.RESETS, 50)
-    end = frame(FrameType.RST_STREAM, 0, 1, b"\x00" * 4) if of == "peer" else window_update(1, 0)
     sent = b"".join(
-        frame(FrameType.HEADERS, END_HEADERS, stream, encoded(REQUEST)) + end[:5] + stream.to_bytes(4, "big") + end[9:]
+        frame(HEADERS, END_HEADERS, stream, encoded(REQUEST)) + end(stream)  # type: ignore[operator]
         for stream in range(1, 200, 2)
     )
     with pytest.raises(Http2Error, match="50 resets") as error:
         peer.send(sent)
-    assert error.value.code is ErrorCode.ENHANCE_YOUR_CALM
+    assert error.value.code is ErrorCodes.ENHANCE_YOUR_CALM
+
+
+def test_frames_of_streams_that_are_over_are_a_flood(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has the server reset the stream once more."""
+    monkeypatch.setitem(LIMITS, Flood.RESETS, 50)
+    peer.begin()
+    peer.send(reset(1))
+    with pytest.raises(Http2Error, match="50 resets"):
+        peer.send(frame(DATA, 0, 1, b"x") * 60)
 
 
 def test_a_peer_that_ends_streams_by_resets_behind_the_answer_is_no_flood(
@@ -67,8 +82,9 @@ def test_a_peer_that_ends_streams_by_resets_behind_the_answer_is_no_flood(
     monkeypatch.setitem(LIMITS, Flood.RESETS, 5)
     for stream in range(1, 100, 2):
         peer.begin(stream)
+        peer.server.headers(stream, ANSWER)
         peer.server.end(stream, TRAILERS)
-        peer.send(frame(FrameType.RST_STREAM, 0, stream, b"\x00" * 4))
+        peer.send(reset(stream))
 
 
 def test_resets_of_calls_that_were_answered_in_part_are_no_flood(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,14 +92,26 @@ def test_resets_of_calls_that_were_answered_in_part_are_no_flood(peer: Peer, mon
     monkeypatch.setitem(LIMITS, Flood.RESETS, 5)
     for stream in range(1, 100, 2):
         peer.begin(stream)
-        peer.server.headers(stream, HEADERS)
+        peer.server.headers(stream, ANSWER)
         peer.server.data(stream, b"picked")
-        assert peer.send(frame(FrameType.RST_STREAM, 0, stream, b"\x00" * 4)) == [StreamReset(stream)]
+        assert peer.send(reset(stream)) == [StreamReset(stream)]
 
 
-def test_settings_that_repeat_a_window_look_at_the_streams_once(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A frame holds 2,730 settings: with a thousand streams, 100 frames would take minutes."""
-    looked = list[int]()
-    monkeypatch.setattr(peer.server._out, "set_initial_window", lambda size, _: looked.append(size))
-    peer.send(frame(FrameType.SETTINGS, 0, 0, b"".join(b"\x00\x04" + n.to_bytes(4, "big") for n in range(2_730))))
-    assert looked == [2_729]
+def test_chunks_behind_the_end_of_the_answer_are_no_flood(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A picker that has seen enough ends its call while the data plane still sends."""
+    monkeypatch.setitem(LIMITS, Flood.RESETS, 5)
+    peer.begin()
+    peer.server.headers(1, ANSWER)
+    peer.server.end(1, TRAILERS)
+    for _ in range(20):
+        peer.data(1, b"x")
+    assert peer.reset_codes() == []
+
+
+@pytest.mark.parametrize("piece", [b"", b"\x00\x01a\x01b", b"x" * 16_384], ids=["empty", "small", "whole frames"])
+def test_a_flood_of_continuation_ends_the_connection(peer: Peer, piece: bytes) -> None:
+    """CVE-2024-27316: headers that have no end, in pieces of any size."""
+    peer.begin(1, encoded(REQUEST), flags=0)
+    with pytest.raises(Http2Error, match="headers of") as error:
+        peer.send(frame(9, 0, 1, piece) * MAX_PIECES)
+    assert error.value.code is ErrorCodes.ENHANCE_YOUR_CALM

@@ -25,7 +25,6 @@ from gateway.cli.top_tables import (
     largest_stage,
     ms,
     route_row,
-    scale_lines,
 )
 from gateway.cli.top_view import View
 from gateway.observe.record import STAGE_NAMES, Record, Stage
@@ -71,23 +70,6 @@ def longest_stage(record: Record) -> str:
     """Before the first token: `upstream`, but on a busy machine."""
     stages = {stage: spent for stage, spent in record.stages.items() if stage is not Stage.STREAM}
     return STAGE_NAMES[max(stages, key=lambda stage: stages[stage])]
-
-
-def test_the_number_of_engines_that_a_pool_needs_is_a_line_with_its_reason() -> None:
-    scaled = {"desired": 5, "current": 4, "min": 2, "max": 12, "reason": "5 engines: chat would meet 91% of 95% with 4"}
-    unknown = {**scaled, "desired": None, "current": 0, "reason": "no replay has ended yet"}
-    assert list(scale_lines({"pools": {"llama": scaled, "qwen": unknown}}, View())) == [
-        "llama: engines desired 5, 4 now (2 to 12); 5 engines: chat would meet 91% of 95% with 4",
-        "qwen: engines desired unknown, 0 now (2 to 12); no replay has ended yet",
-    ]
-    assert list(scale_lines({"pools": {"llama": scaled}}, View(filter="qwen"))) == []
-
-
-async def test_top_reads_the_number_of_engines(capsys: pytest.CaptureFixture[str]) -> None:
-    async with engines(2) as two, running({"only": engine_pool(*two, autoscale={"max": 9})}) as gateway:
-        command = ["top", "--once", "--admin", gateway.admin_url, "--interval", "0.1"]
-        assert await asyncio.to_thread(main, command) == 0
-    assert "only: engines desired 2, 2 now (1 to 9); no replay has ended yet" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,8 @@ from h2.settings import SettingCodes
 from hyperframe.frame import SettingsFrame, WindowUpdateFrame
 
 from backends.http2.flood import LIMITS, Flood
-from backends.http2.frame_reader import FRAMES
-from backends.http2.frames import MAX_FRAME, MAX_STREAM, PREFACE
-from backends.http2.outbound import Outbound
-from backends.http2.stream import Stream
+from backends.http2.frame_walk import FRAMES, MAX_FRAME, MAX_STREAM, PREFACE
+from backends.http2.server import Event, Http2Server
 from gateway.downstream.intake import Intake
 from gateway.picker import grpc_port, grpc_server
 from gateway.picker.connection_table import ConnectionTable
@@ -67,13 +65,13 @@ async def test_a_flood_of_settings_ends_the_connection() -> None:
 async def test_a_flood_of_window_updates_looks_at_waiting_answers_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not once for each frame: with a thousand calls, 64 KB of frames would take minutes."""
     looked = list[int]()
-    real = Outbound.pump
+    real = Http2Server._pump
 
-    def counted(self: Outbound) -> list[Stream]:
+    def counted(self: Http2Server) -> list[Event]:
         looked.append(1)
         return real(self)
 
-    monkeypatch.setattr(Outbound, "pump", counted)
+    monkeypatch.setattr(Http2Server, "_pump", counted)
     async with listening() as (_, url), grpc_client(url) as client:
         assert await is_answered(client)
         looked.clear()

@@ -40,8 +40,7 @@ firsttoken-{{ .Release.Namespace }}-{{ .Release.Name }}
 
 {{/* The admin port listens beyond the pod's loopback only where somebody is to read it. */}}
 {{- define "firsttoken.isAdminOpen" -}}
-{{- $scaled := and .Values.autoscaling.engines (eq .Values.autoscaling.trigger "metrics-api") -}}
-{{- if or .Values.monitoring.serviceMonitor.enabled .Values.networkPolicy.admin $scaled -}}true{{- end -}}
+{{- if or .Values.monitoring.serviceMonitor.enabled .Values.networkPolicy.admin -}}true{{- end -}}
 {{- end -}}
 
 {{/* Fails for a secret, given with its name, that is no variable of the environment. Spared: `Bearer ${NAME}`. */}}
@@ -87,6 +86,36 @@ firsttoken-{{ .Release.Namespace }}-{{ .Release.Name }}
 {{- end -}}
 {{- end -}}
 {{- toJson $found -}}
+{{- end -}}
+
+{{- define "firsttoken.env" -}}
+{{- if or .Values.env .Values.redis.secret }}
+env:
+  {{- if .Values.redis.secret }}
+  - name: REDIS_URL
+    valueFrom: {secretKeyRef: {name: {{ .Values.redis.secret }}, key: {{ .Values.redis.key }}}}
+  {{- end }}
+  {{- range $name, $from := .Values.env }}
+  - name: {{ $name }}
+    {{- if $from.secret }}
+    valueFrom: {secretKeyRef: {name: {{ $from.secret }}, key: {{ $from.key | quote }}}}
+    {{- else }}
+    value: {{ $from.value | quote }}
+    {{- end }}
+  {{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* What both containers mount. */}}
+{{- define "firsttoken.mounts" -}}
+- {name: config, mountPath: /etc/firsttoken, readOnly: true}
+- {name: tmp, mountPath: /tmp}
+{{- if .Values.tls.secret }}
+- {name: tls, mountPath: /etc/firsttoken-tls, readOnly: true}
+{{- end }}
+{{- with .Values.volumeMounts }}
+{{ toYaml . }}
+{{- end }}
 {{- end -}}
 
 {{- define "firsttoken.podSecurity" -}}

@@ -1,10 +1,10 @@
-"""Questions to the child that replays traffic."""
+"""Questions to the process that replays traffic."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from gateway.autoscale.replay_messages import ReplicasJob
+from lab.autoscale.replay_process import ReplicasJob
 from tests.support import replay_builders as build
 
 
@@ -20,7 +20,8 @@ def job(**more: Any) -> ReplicasJob:
         "since": 0.0,
         "cost": 1_200,
         "pools": (build.pool(),),
-        "routes": {"chat": route.model_dump(mode="json")},
+        "routes": {"chat": route},
+        "rows": (),
         **more,
     }
     return ReplicasJob(**given)

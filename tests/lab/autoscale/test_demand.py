@@ -2,37 +2,44 @@
 
 from __future__ import annotations
 
+import json
 from array import array
-from time import monotonic
+from dataclasses import replace
+from time import time
 from typing import Any
 
 import pytest
 
-from gateway.autoscale.demand import MAX_ROWS, DemandWindow
-from gateway.autoscale.replay_messages import DemandRow
-from gateway.observe.record import Record, RequestOutcome
-from lab.capacity.replicas_worker import question_of
-from policies.autoscale.replica_law import KEPT
-from tests.gateway.autoscale.jobs import job
+from gateway.admin.admin_views import request_view
+from gateway.observe.record import AttemptRecord, Record, RequestOutcome
+from gateway.strict_json import encode
+from lab.autoscale.demand import MAX_DELAY, MAX_ROWS, DemandRow, DemandWindow
+from lab.autoscale.replay_process import question_of
+from lab.capacity.replica_law import KEPT
+from policies.types import AttemptKind, AttemptOutcome
+from tests.lab.autoscale.jobs import job
 
-NOW = monotonic() + 1e6
+NOW = time()
 
 
-def record(end: RequestOutcome = RequestOutcome.COMPLETED, *, at: float = NOW, **more: Any) -> Record:
+def record(end: str = "completed", *, at: float = NOW, **more: Any) -> dict[str, Any]:
+    """A member of the answer of GET /requests."""
     given = {"route": "chat", "tenant": "t", "prompt_tokens_estimated": 900, "output_tokens": 50, "prefix": [1], **more}
-    return Record(arrival=at, end=end, **given)
+    session = given.pop("session", 0)
+    found = Record(arrival=at, wall=at, end=RequestOutcome(end), **given)
+    return {**json.loads(encode(request_view(found))), "session": f"s{session}" if session else None}
 
 
-def window(*records: Record) -> DemandWindow:
-    found = DemandWindow(())
+def window(*records: dict[str, Any]) -> DemandWindow:
+    found = DemandWindow()
     found.routes = frozenset({"chat"})
     for each in records:
-        found(each)
+        found.add(each)
     return found
 
 
 def test_what_was_shed_lost_or_abandoned_is_demand_and_a_callers_fault_is_none() -> None:
-    ends = [end for end in RequestOutcome if window(record(end)).rows({"chat"})]
+    ends = [end for end in RequestOutcome if window(record(end.value)).rows({"chat"})]
     assert set(RequestOutcome) - set(ends) == {RequestOutcome.REFUSED}
     assert not window(record(cache="hit")).rows({"chat"})
     assert not window(record(prompt_tokens_estimated=None)).rows({"chat"})
@@ -49,10 +56,10 @@ def test_the_window_is_bounded_in_time_and_in_number() -> None:
 
 def test_of_too_many_requests_whole_sessions_are_left_out_and_no_time() -> None:
     """Twenty seconds of a busy gateway end before the answers do: half of the engines would seem enough."""
-    many = DemandWindow(())
+    many = DemandWindow()
     many.routes, began = frozenset({"chat"}), many.since
     for i in range(2 * MAX_ROWS):
-        many(record(at=NOW + i / 1_000, session=i // 10 + 1, prompt_tokens_estimated=900 + i % 10))
+        many.add(record(at=NOW + i / 1_000, session=i // 10 + 1, prompt_tokens_estimated=900 + i % 10))
     rows = many.rows({"chat"})
     assert len(rows) <= MAX_ROWS
     assert many.since == began
@@ -64,7 +71,7 @@ def test_all_sessions_are_kept_again_a_window_after_there_is_room_for_them() -> 
     many = window(*(record(at=NOW + i / 1_000) for i in range(MAX_ROWS + 1)))
     assert many.share == 0.5
     for second in range(int(2.5 * KEPT)):
-        many(record(at=NOW + 11.0 + second, session=second + 1))
+        many.add(record(at=NOW + 11.0 + second, session=second + 1))
     rows = many.rows({"chat"})
     assert many.share == 1.0
     assert len(rows) == pytest.approx(KEPT, abs=2)
@@ -82,11 +89,27 @@ def row(at: float, prefix: list[int], is_answered: bool, output: int = 50) -> De
 def test_a_prompt_sent_again_after_a_refusal_is_the_same_demand() -> None:
     rows = [row(-500.0, [1], False, 0), row(-495.0, [1], False, 0), row(-480.0, [1], True), row(-100.0, [1], True)]
     again = [*rows, row(-90.0, [1], True)]  # asked again after an answer: more demand
-    found = question_of(job(now=NOW, rows=5), again).arrivals
+    found = question_of(job(now=NOW, rows=again)).arrivals
     assert [round(each.at) for each in found] == [100, 500, 510]
     assert [each.output_tokens for each in found] == [50, 50, 50]
 
 
 def test_requests_without_a_prefix_are_never_taken_for_retries() -> None:
     rows = [row(-500.0, [], False), row(-499.0, [], True)]
-    assert len(question_of(job(now=NOW, rows=2), rows).arrivals) == 2
+    assert len(question_of(job(now=NOW, rows=rows)).arrivals) == 2
+
+
+def test_the_window_ends_where_most_answers_have_ended() -> None:
+    """Requests in progress are not read: the last minute of long answers would look like falling traffic."""
+    assert window().delay == 0.0
+    times = [*range(1, 11)]
+    assert window(*(record(at=NOW + took, total=float(took)) for took in times)).delay == 10.0
+    assert window(record(total=500.0)).delay == MAX_DELAY
+    late = [row(-5.0, [1], True), row(-50.0, [2], True)]
+    assert len(question_of(job(now=NOW - 10.0, rows=late)).arrivals) == 1
+
+
+def test_kv_caches_are_as_the_engines_report() -> None:
+    attempt = AttemptRecord(1, AttemptKind.PRIMARY, "main/a", "main", 0.0, 1.0, AttemptOutcome.COMPLETED)
+    records = (record(pool="main", attempts=[replace(attempt, engine_kv_tokens=kv)]) for kv in (9_000, 8_000, 0))
+    assert window(*records).kv_tokens() == {"main": 8_000}

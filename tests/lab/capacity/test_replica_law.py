@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from policies.autoscale.replica_law import HOLD, MAX_GROWTH, ReplicaLaw, growth
+from lab.capacity.replica_law import HOLD, MAX_GROWTH, ReplicaLaw, growth
 
 
 def at_rate(rate: float, start: float, end: float) -> list[float]:

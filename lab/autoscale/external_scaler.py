@@ -1,10 +1,10 @@
-"""KEDA's external scaler, on the gRPC port of the endpoint picker: the desired replicas of a pool as a metric.
+"""KEDA's external scaler over gRPC: the desired replicas of a pool as a metric.
 
 Rules:
 - The target is 1, so that a HorizontalPodAutoscaler with AverageValue sets exactly the metric's value.
 - A pool is always active: it has one engine at least. It has no number until one is found: KEDA falls back.
-- `pool` in the metadata of the trigger names the pool; it may be left out where one pool has `autoscale`.
-- A worker that does not lead has no number: KEDA asks again, on a new connection, which another worker may take.
+- `pool` in the metadata of the trigger names the pool; it may be left out where one pool is scaled.
+- Health checks (grpc.health.v1) are answered: the process serves.
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 
-from backends.keda.keda_messages import (
+from backends.ext_proc.protobuf import number
+from gateway.picker.grpc_server import INVALID_ARGUMENT, UNIMPLEMENTED, Call, GrpcError
+from gateway.picker.picker_service import HEALTH, SERVING
+from lab.autoscale.keda_messages import (
     ScaledObject,
     decode_metrics_request,
     decode_scaled_object,
@@ -20,7 +23,6 @@ from backends.keda.keda_messages import (
     metric_spec,
     metric_value,
 )
-from gateway.picker.grpc_server import INVALID_ARGUMENT, UNIMPLEMENTED, Call, GrpcError
 
 SERVICE = "/externalscaler.ExternalScaler/"
 METRIC = "desired-replicas"
@@ -29,18 +31,18 @@ NOT_FOUND, UNAVAILABLE = 5, 14  # grpc-status
 
 
 class ExternalScaler:
-    """`desired`: replicas by pool, None where not known yet; None: another worker knows them."""
+    """`desired`: replicas by pool; None: not known yet."""
 
-    def __init__(self, desired: Callable[[], Mapping[str, int | None]] | None) -> None:
+    def __init__(self, desired: Callable[[], Mapping[str, int | None]]) -> None:
         self._desired = desired
 
     async def serve(self, call: Call) -> None:
         """Raises GrpcError."""
         method = call.path.removeprefix(SERVICE)
         asked = await _only_message(call)
-        if self._desired is None:
-            call.redirect()
-            raise GrpcError(UNAVAILABLE, "another worker scales; use GET /scale of the admin port")
+        if call.path == HEALTH:
+            call.send(number(1, SERVING))
+            return
         try:
             decode = decode_metrics_request if method == "GetMetrics" else decode_scaled_object
             replicas = _replicas(decode(asked), self._desired())
@@ -69,7 +71,7 @@ def _replicas(asked: ScaledObject, found: Mapping[str, int | None]) -> int | Non
         [name] = found
     if name not in found:
         known = ", ".join(found) or "none"
-        raise GrpcError(NOT_FOUND, f"write the name of a pool with autoscale as pool; known: {known}")
+        raise GrpcError(NOT_FOUND, f"write the name of a scaled pool as pool; known: {known}")
     return found[name]
 
 

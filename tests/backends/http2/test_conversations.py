@@ -1,5 +1,5 @@
-"""The server beside h2: what h2 as a client sends, h2 as a server and ours read alike, at any split; and h2 takes what
-ours answers. `python -m tests.backends.http2.test_against_h2 CASES` plays more of them."""
+"""Conversations with a client of h2: what it sends is read, at any split, and what is answered arrives whole.
+`python -m tests.backends.http2.test_conversations CASES` plays more of them."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.errors import ErrorCodes
 from h2.events import DataReceived as H2Data
-from h2.events import Event, RequestReceived, StreamEnded, StreamReset, TrailersReceived
+from h2.events import TrailersReceived
 from h2.settings import SettingCodes
 
 from backends.http2 import server as ours
-from backends.http2.header_blocks import encoded
 from backends.http2.server import Http2Server
 
 CASES, STEPS = 60, 40
 STREAMS, WINDOW = 100, 1 << 17
 PATHS = ("/a.B/C", "/a.B/D", "/" + "x" * 300)
-HEADERS, TRAILERS = encoded([(":status", "200"), ("x", "y" * 200)]), encoded([("grpc-status", "0")])
+ANSWER, TRAILERS = ((":status", "200"), ("x", "y" * 200)), (("grpc-status", "0"),)
 
 
 @dataclass
@@ -35,56 +34,42 @@ class Read:
     ended: set[int] = field(default_factory=set)
     reset: set[int] = field(default_factory=set)
 
-    def by_h2(self, events: list[Event]) -> None:
-        for event in events:
-            match event:
-                case RequestReceived():
-                    self.paths[event.stream_id] = dict(event.headers)[":path"]
-                case H2Data():
-                    self.data[event.stream_id] += event.data
-                case StreamEnded():
-                    self.ended.add(event.stream_id)
-                case StreamReset():
-                    self.reset.add(event.stream_id)
-
-    def by_us(self, events: list[ours.Event]) -> None:
+    def add(self, events: list[ours.Event]) -> None:
         for event in events:
             match event:
                 case ours.RequestReceived():
                     self.paths[event.stream] = event.path
                 case ours.DataReceived():
                     self.data[event.stream] += event.data
+                case ours.RequestEnded():
+                    self.ended.add(event.stream)
                 case ours.StreamReset():
                     self.reset.add(event.stream)
-            if isinstance(event, ours.RequestReceived | ours.DataReceived) and event.is_last:
-                self.ended.add(event.stream)
 
 
 class Pair:
-    """A client of h2, our server, and one of h2 that hears the same."""
+    """A client of h2, and the server. `expected`: what the client has sent."""
 
     def __init__(self, random: Random) -> None:
         self.random = random
         self.client = H2Connection(H2Configuration(header_encoding="utf-8"))
-        self.reference = H2Connection(H2Configuration(client_side=False, header_encoding="utf-8"))
         self.server = Http2Server(STREAMS, WINDOW, 16 * WINDOW)
         self.expected, self.found = Read(), Read()
         self.answered, self.answers = dict[int, bytes](), defaultdict[int, bytes](bytes)
         self.over = set[int]()
-        self.reference.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 1 << 30})
-        self.reference.increment_flow_control_window(1 << 30)
         self.client.initiate_connection()
+        # Once: hpack keeps no account of a size that changes twice before an answer.
+        self.client.update_settings({SettingCodes.HEADER_TABLE_SIZE: random.choice((0, 100, 8_192))})
         self.server.start()
         self.deliver()
 
     def deliver(self) -> None:
-        """The client's bytes to both servers, and ours back, until nobody has more to say."""
+        """Bytes of both, until none has more to say."""
         while data := self.client.data_to_send():
-            self.expected.by_h2(self.reference.receive_data(data))
             at = 0
             while at < len(data) or self.server.is_behind:
                 step = self.random.choice((1, 5, 9, 100, 1 << 18))
-                self.found.by_us(self.server.receive(data[at : at + step], 0.0))
+                self.found.add(self.server.receive(data[at : at + step], 0.0))
                 at += step
             self.hear()
         self.hear()
@@ -108,15 +93,16 @@ class Pair:
             case "data" if open_:
                 self.send(random.choice(open_), random.randbytes(random.choice((0, 1, 300, 40_000))))
             case "end" if open_:
-                self.client.end_stream(random.choice(open_))
+                self.client.end_stream(ended := random.choice(open_))
+                self.expected.ended.add(ended)
             case "reset" if open_ and random.random() < 0.3:
-                self.client.reset_stream(random.choice(open_), ErrorCodes.CANCEL)
+                self.client.reset_stream(reset := random.choice(open_), ErrorCodes.CANCEL)
+                self.expected.reset.add(reset)
             case "ping":
                 self.client.ping(random.randbytes(8))
             case "settings" if random.random() < 0.3:
                 sizes = {SettingCodes.INITIAL_WINDOW_SIZE: random.choice((0, 9, 65_535, 1 << 20))}
-                table = {SettingCodes.HEADER_TABLE_SIZE: random.choice((0, 100, 4_096))}
-                self.client.update_settings(random.choice((sizes, table)))
+                self.client.update_settings(sizes)
             case "answer" | "last" as what if unanswered := [each for each in live if each not in self.answered]:
                 self.answer(random.choice(unanswered), is_last=what == "last")
         self.deliver()
@@ -125,7 +111,10 @@ class Pair:
         stream, path = self.client.get_next_available_stream_id(), self.random.choice(PATHS)
         head = [(":method", "POST"), (":scheme", "http"), (":path", path), (":authority", "picker"), ("te", "trailers")]
         more = [(f"x-{self.random.randint(0, 5)}", "y" * self.random.choice((1, 40))) for _ in range(3)]
-        self.client.send_headers(stream, [*head, *more], end_stream=self.random.random() < 0.1)
+        is_last = self.random.random() < 0.1
+        self.client.send_headers(stream, [*head, *more], end_stream=is_last)
+        self.expected.paths[stream] = path
+        self.expected.ended |= {stream} if is_last else set()
 
     def send(self, stream: int, data: bytes) -> None:
         """As much as the window allows."""
@@ -133,12 +122,13 @@ class Pair:
         data = data[: max(self.client.local_flow_control_window(stream) - 1_000, 0)]
         for at in range(0, len(data), 16_000):
             self.client.send_data(stream, data[at : at + 16_000], pad_length=padding)
+            self.expected.data[stream] += data[at : at + 16_000]
         self.deliver()
         self.server.acknowledge(stream, len(data))
 
     def answer(self, stream: int, *, is_last: bool) -> None:
         self.answered[stream] = self.random.randbytes(self.random.choice((0, 5, 100_000)))
-        self.server.headers(stream, HEADERS)
+        self.server.headers(stream, ANSWER)
         self.server.data(stream, self.answered[stream])
         if is_last:
             self.server.end(stream, TRAILERS)
@@ -164,7 +154,7 @@ def play(seed: int) -> Pair:
 
 
 @pytest.mark.parametrize("begin", range(0, CASES, 10))
-def test_two_implementations_read_the_same(begin: int) -> None:
+def test_all_is_read_and_answers_arrive(begin: int) -> None:
     assert all(play(seed).found.paths is not None for seed in range(begin, begin + 10))
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.keda.keda_messages import (
+from lab.autoscale.keda_messages import (
     decode_metrics_request,
     decode_scaled_object,
     is_active,
