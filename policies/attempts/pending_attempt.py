@@ -76,7 +76,6 @@ class PendingAttempt:
         self.overtake_at = self.sent_at + self.overtake_in
         self.recheck_in(min(idle_of(limits, self.attempt.candidate), self.overtake_in), self.sent_at)
 
-
     def recheck_in(self, seconds: float, now: float) -> None:
         self.recheck_at = min(now + seconds, self.limit_at)
 

@@ -32,12 +32,23 @@ def answers_near_their_limit(queue: QueueFixture) -> None:
 # --------------------------------------------------------------------------- when one begins
 
 
-@pytest.mark.parametrize(("target", "is_late"), [(0.5, False), (0.999, True)])
-def test_a_request_is_late_without_the_chance_that_its_route_promises(target: float, is_late: bool) -> None:
-    """What is doubtful would make others doubtful: it begins where it costs nobody anything."""
+def test_a_short_prefill_that_makes_its_deadline_more_likely_than_not_is_not_late() -> None:
+    """The target of the route chooses the tier; it is another question than who comes last."""
     queue = QueueFixture()
     queue.fill(ONE)
-    assert queue.enter("r", ttft={"budget": "320ms", "target": target}) == []
+    assert queue.enter("likely", ttft={"budget": "320ms", "target": 0.999}) == []
+    assert 0.5 < queue.chance("likely") < 0.999
+    assert (queue.assigned(), queue.best_effort) == (["likely"], [])
+    assert queue.enter("hopeless", budget=0.15) == []
+    assert queue.best_effort == ["hopeless"]
+
+
+@pytest.mark.parametrize(("target", "is_late"), [(0.5, False), (0.999, True)])
+def test_a_long_prefill_is_late_without_the_chance_that_its_route_promises(target: float, is_late: bool) -> None:
+    """What is doubtful must not take seconds from others."""
+    queue = QueueFixture()
+    queue.fill(ONE)
+    assert queue.enter("r", tokens=30_000, ttft={"budget": "4s", "target": target}) == []
     assert 0.5 < queue.chance("r") < 0.999
     assert bool(queue.best_effort) == is_late
 
