@@ -40,7 +40,7 @@ from policies.fleet.endpoint_state import MAX_API_EJECTION
 from policies.queue import queue_scheduler
 from policies.rate_limit import endpoint_limits
 from policies.routes.route import Route, Workload
-from policies.routing import tiers
+from policies.routing import decide, value
 from scripts import metrics_page
 from tests.support.gateways import document, pool
 
@@ -241,7 +241,7 @@ LIMITS = [  # start of the line on the page, and the text of the limit
     ("| caller that does not read", f"cut after {relay.STALL:g} s"),
     ("| idle connection of a caller", f"{TIMEOUTS.idle:g} s"),
     ("| idle connection to an endpoint", f"{runtime.IDLE:g} s"),
-    ("| `retry-after` of a shed request", f"{tiers.SHORTEST_WAIT:g} to {tiers.LONGEST_WAIT:g} s"),
+    ("| `retry-after` of a shed request", f"{decide.SHORTEST_WAIT:g} to {decide.LONGEST_WAIT:g} s"),
     ("| queued requests", f"| {queue_scheduler.MAX_HELD}; beyond"),
     ("| endpoints that may die of one request", f"| {MAX_DEATHS} |"),
     ("| silence before an answer that is not streamed", f"{WHOLE_ANSWER:g} s"),
