@@ -23,12 +23,12 @@ from operator import attrgetter
 from zlib import crc32
 
 from policies.routing.candidates import CandidateSet, TierCandidates
-from policies.routing.value import SOON, weigh
+from policies.routing.value import soon_per_s, weigh
 from policies.scorers.scorers import Scorer, tie_break
 from policies.types import Candidate, Health, RankKind
 
 EQUAL = 0.01  # good requests, up to which the longest hit comes first
-NEAR = 0.05  # of what the best gives for time and for other requests, up to which the order is drawn
+NEAR = 0.05  # of the median TTFT of the best, up to which the order is drawn
 SIMILAR = 0.5  # of the same: a provider's cache saves more of the time and the price of a long prompt
 PROBE_AFTER, PROBE_EVERY = 30.0, 100  # s without a first token, and requests per probe
 
@@ -61,7 +61,7 @@ def _order_equals(found: CandidateSet, ranking: list[Candidate]) -> None:
     """Order the first of the ranking that are as good as the best, all of its tier."""
     best, session = ranking[0], found.queued.request.session
     sticks = bool(session) and not found.fleet.pools[best.endpoint.pool].local
-    near = best.value - (SIMILAR if sticks else NEAR) * _spent(found, best)
+    near = best.value - (SIMILAR if sticks else NEAR) * soon_per_s(found) * best.forecast.p50
     limit = min(near, best.value - EQUAL)
     if ranking[1].value < limit:
         return
@@ -75,12 +75,6 @@ def _order_equals(found: CandidateSet, ranking: list[Candidate]) -> None:
     equals.sort(key=order)
     chosen = {id(each) for each in equals}
     ranking[:] = [*equals, *(each for each in ranking if id(each) not in chosen)]
-
-
-def _spent(found: CandidateSet, candidate: Candidate) -> float:
-    """What the value of a candidate gives for time and for other requests."""
-    good = candidate.kept if candidate.trial_s else candidate.probability * candidate.kept
-    return good + SOON - (1 - found.target) * candidate.place - candidate.value
 
 
 def _by_score(found: CandidateSet, tiers: Sequence[TierCandidates], scorer: Scorer) -> list[Candidate]:

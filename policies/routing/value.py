@@ -36,8 +36,7 @@ def weigh(found: CandidateSet) -> None:
     """Set the value of each candidate."""
     places, step = in_order(found), 1 - found.target
     pace = _pace(found, places[0]) if len(places) > 1 else None
-    budget = found.queued.deadline - found.queued.request.arrival
-    soon = SOON / (UNBOUNDED if budget == FOREVER else max(budget, found.left))
+    soon = soon_per_s(found)
     weighs_total, total_target = found.queued.weighs_total, found.queued.route.total_target
     for place, tier in enumerate(places):
         per_token = ENGINE * min(each.forecast.prefill / max(each.uncached, 1) for each in tier)
@@ -55,6 +54,12 @@ def weigh(found: CandidateSet) -> None:
             if load.expected_tpot_misses:
                 value -= expected_tpot_misses(load, forecast.prefill)
             each.value, each.place = value, place
+
+
+def soon_per_s(found: CandidateSet) -> float:
+    """Good requests that a second less to the first token is worth."""
+    budget = found.queued.deadline - found.queued.request.arrival
+    return SOON / (UNBOUNDED if budget == FOREVER else max(budget, found.left))
 
 
 def _pace(found: CandidateSet, preferred: TierCandidates) -> Callable[[Candidate], float] | None:
