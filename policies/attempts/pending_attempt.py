@@ -56,10 +56,6 @@ class PendingAttempt:
             pending._await_token(walk, deadline)
         return pending
 
-    @property
-    def pool(self) -> str:
-        return self.attempt.candidate.endpoint.pool
-
     def _await_token(self, walk: CandidateWalk, deadline: float) -> None:
         """Set the moment from which silence is evidence, by the next candidate."""
         own = self.attempt.candidate.forecast

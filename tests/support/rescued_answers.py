@@ -1,4 +1,4 @@
-"""Answers of routes with `rescue`, as a caller reads them, and engines whose answers break or fall behind."""
+"""Answers of routes with `rescue`, as a caller reads them, and engines whose answers break."""
 
 from __future__ import annotations
 

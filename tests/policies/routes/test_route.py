@@ -21,12 +21,10 @@ def test_a_tier_is_a_name_or_a_mapping() -> None:
     assert [(tier.pool, tier.when is None) for tier in tiers] == [("large", True), ("small", False)]
 
 
-def test_reasons_to_escalate_are_a_list_or_stand_beside_a_hold() -> None:
-    """The list judges whole answers alone."""
-    bare, held = route(escalate=["refusal"]), route(escalate={"when": ["refusal"], "hold": 40})
-    assert bare.escalate.when == held.escalate.when == {"refusal"}
-    assert (route().escalate.when, bare.escalate.hold, held.escalate.hold) == (frozenset(), None, 40)
-    assert Route.model_validate(held.model_dump(), context="dumped") == held
+def test_reasons_to_escalate_are_a_list() -> None:
+    found = route(escalate=["empty", "invalid_json"])
+    assert (route().escalate, found.escalate) == (frozenset(), {"empty", "invalid_json"})
+    assert Route.model_validate(found.model_dump(), context="dumped") == found
 
 
 @pytest.mark.parametrize("off", ["off", False, None])
