@@ -31,7 +31,6 @@ READERS = {
     "gateway/api/completion_deadline.py": "a deadline that a caller sets, bounded",
     "gateway/answers/answer_stores.py": "the age of a kept answer, which replicas share",
     "gateway/app.py": "the hour of the day, by which an API is forecast",
-    "gateway/autoscale/autoscaler.py": "the date of a desired number, on a page",
     "gateway/cli/live/live_check.py": "the distance to the clocks of endpoints",
     "gateway/cli/records_command.py": "the beginning of a period that is asked for",
     "gateway/cli/top_tables.py": "ages on a screen",

@@ -9,6 +9,7 @@ from array import array
 from collections.abc import Mapping
 from dataclasses import replace
 from multiprocessing.connection import Connection
+from pathlib import Path
 from time import time
 
 import aiohttp
@@ -16,6 +17,7 @@ import pytest
 
 from gateway.app import Gateway
 from gateway.config.config_errors import ConfigError
+from gateway.config.loading import load
 from gateway.config.models import Config
 from lab.autoscale import autoscaler, replay_process
 from lab.autoscale.autoscale_command import check_pools, pool_bounds
@@ -275,7 +277,14 @@ def test_unknown_pools_and_apis_are_refused() -> None:
         check_pools(BOUNDS, config)
 
 
-def test_the_key_of_the_gateway_says_what_to_run_instead() -> None:
+def test_the_key_of_the_gateway_says_what_to_run_instead(tmp_path: Path) -> None:
     pools = {"only": {"backend": "vllm", "model": "m", "endpoints": ["http://127.0.0.1:9"], "autoscale": {"max": 3}}}
-    with pytest.raises(ValueError, match="autoscale"):
-        Config.model_validate(gateways.document(pools, ROUTES))
+    (path := tmp_path / "c.yaml").write_text(json.dumps(gateways.document(pools, ROUTES)))
+    with pytest.raises(ConfigError, match="run firsttoken autoscale --pool NAME=MIN..MAX@START_TIME"):
+        load([path], {})
+
+
+async def test_the_path_of_the_gateway_says_what_took_its_place() -> None:
+    async with engines(2) as servers, gateways.running({"only": engine_pool(*servers)}, ROUTES) as gateway:
+        async with aiohttp.ClientSession() as session, session.get(f"{gateway.admin_url}/scale") as reply:
+            assert (reply.status, "firsttoken autoscale" in await reply.text()) == (410, True)

@@ -32,10 +32,6 @@ pytestmark = pytest.mark.virtual_time
 
 # Parts missing in a single gateway without Redis and collector.
 ELSEWHERE = {
-    "firsttoken_desired_replicas",
-    "firsttoken_replicas_curve",
-    "firsttoken_replica_replays_total",
-    "firsttoken_replica_replay_seconds_total",
     "firsttoken_quota_refused_total",
     "firsttoken_redis_up",
     "firsttoken_redis_errors_total",
