@@ -3,7 +3,8 @@
 Rules:
 - A tier qualifies if an endpoint makes the rest of the budget with `probability >= target`. `prefer` chooses among
   qualifying tiers: quality the first, cost the cheapest, latency the soonest first token, completion the soonest whole
-  answer, throughput the most tokens a second. Of a pace not known yet a few answers are asked for.
+  answer, throughput the most tokens a second. Of a pace not known yet a few answers are asked for. A tier at its rate
+  limit comes behind those that need not be waited for.
 - The parts of a tier by region (`policies.routes.region`) qualify and are chosen as tiers are; quality and cost take
   them in their order.
 - Where load would make the answer miss its TPOT in the first qualifying tier, or the whole answer would miss `total`,
@@ -34,6 +35,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from zlib import crc32
 
+from policies.rate_limit.send_limits import UNLIMITED
 from policies.routing.candidates import CandidateSet, TierCandidates
 from policies.scorers.scorers import Scorer, tie_break
 from policies.types import FOREVER, NEVER, Candidate, Completion, Endpoint, Health
@@ -93,9 +95,19 @@ def walk_tiers(found: CandidateSet) -> TierOrder:
             qualifying.append(able)
     by, preference = _PREFERENCES[found.queued.route.prefer]
     if len(qualifying) > 1:
-        qualifying.sort(key=lambda tier: min(preference(found, candidate) for candidate in tier))
+        qualifying.sort(
+            key=lambda tier: (_is_limited(found, tier), min(preference(found, candidate) for candidate in tier))
+        )
         by = _move_keeping_first(found, qualifying) or by
     return TierOrder(qualifying, others, by)
+
+
+def _is_limited(found: CandidateSet, tier: TierCandidates) -> bool:
+    """Every endpoint of the tier is at a rate limit."""
+    return all(
+        (limits := each.load.limits) is not UNLIMITED and limits.wait(each.prompt_tokens, found.now) > 0
+        for each in tier
+    )
 
 
 def _move_keeping_first(found: CandidateSet, qualifying: list[TierCandidates]) -> str:
