@@ -40,7 +40,7 @@ from policies.fleet.endpoint_state import MAX_API_EJECTION
 from policies.queue import queue_scheduler
 from policies.rate_limit import endpoint_limits
 from policies.routes.route import Route, Workload
-from policies.routing import decide, value
+from policies.routing import decide
 from scripts import metrics_page
 from tests.support.gateways import document, pool
 

@@ -346,8 +346,8 @@ class InFlightAttempt:
         callers.on_replied(key, self.caller, AttemptOutcome.CANCELLED, now)
 
     def _on_busy(self, blame: Blame, report: AttemptReport, now: float) -> None:
-        """A limit of the engine's own queue is a cap. Of a rate limit the provider's own figures are believed first,
-        then what several callers have met with."""
+        """A limit of the engine's own queue is a cap. Of a rate limit the provider's own figures are believed first.
+        The time that it names is its caller's, until a second one has met with the like; the rate is of all."""
         state = self.state
         if blame.fault is Fault.QUEUE and state.on_queue_limit(self.caller, now):
             return  # the cap holds requests back, for as long as it is full
@@ -355,9 +355,9 @@ class InFlightAttempt:
         spent = state.limits.exhausted_for(now, of_tokens)
         wait = spent if report.retry_after is None else report.retry_after
         why = reason(blame, report.cause)
-        confirmed = state.callers.on_rate_limited(self.caller, now, wait, spent is not None, why)
-        if confirmed and blame.fault is Fault.REQUEST_RATE:
-            state.limits.on_requests_spent(now)
+        state.callers.on_rate_limited(self.caller, now, wait, spent is not None, why)
+        if blame.fault in (Fault.RATE, Fault.REQUEST_RATE, Fault.TOKEN_RATE):
+            state.limits.on_refused(of_tokens, self.candidate.prompt_tokens, self.sent_at, now, report.retry_after)
 
     def learn_from_report(
         self, key: Hashable, outcome: AttemptOutcome, report: AttemptReport, scale: TokenScale | None, now: float

@@ -3,8 +3,10 @@
 Rules:
 - Read from replies by `backends.rate_limit_headers`; written by attempts at the endpoint alone
   (`policies.fleet.in_flight_attempt`); asked by decisions as `policies.rate_limit.send_limits`.
-- Limits are those that the provider reports, and those of the configuration. Requests per minute of an API that reports
-  none are learned from its rejections.
+- Limits are those that the provider reports, those of the configuration, and of an API that reports none those learned
+  from its refusals (`policies.rate_limit.learned_limit`), which are of all callers: they share the key.
+- A refusal that its own request explains teaches nothing: no other was taken within a minute, or the prompt is more
+  than OUTSIZED times as long as any of these, unless the provider speaks of requests.
 - A report is as of the sending of its request: what was sent later is deducted, and an older report changes nothing.
 - A refusal is no failure: the provider says until when to wait. It counts for requests of whatever size.
 """
@@ -16,16 +18,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import inf
 
 from policies.rate_limit.bucket import RateLimit
-from policies.rate_limit.learned_limit import LearnedRateLimit
+from policies.rate_limit.learned_limit import LearnedLimit
 from policies.rate_limit.saved_limits import MAX_BUCKETS, MAX_TEXT, SavedBucket, SavedLimits, SavedRefusal
-from policies.rate_limit.send_limits import UNLIMITED, SendLimits
+from policies.rate_limit.send_limits import RATE_LIMIT_WINDOW, UNLIMITED, SendLimits
 
 RECENT = 2048  # sent requests remembered
+OUTSIZED = 2.0  # times the longest other prompt: an estimate of tokens is never as far off
+FORGOTTEN = 600.0  # s without a refusal, after which a limit is learned anew: what is tried has long outgrown it
 MIN_RETRY_AFTER, DEFAULT_RETRY_AFTER, MAX_RETRY_AFTER = 0.1, 1.0, 60.0  # s; default: where the provider names none
 LIMITED, CONFIGURED = "limited by its provider", "limited by the configuration"  # beliefs
 PEER_REPORT = "a peer process reports it"
 
 Buckets = tuple[RateLimit, ...]
+SendBuckets = tuple[RateLimit | LearnedLimit, ...]
 Reason = tuple[str, str, float]  # belief, reason, end
 
 
@@ -62,7 +67,8 @@ class EndpointLimits:
         self._as_of = -inf  # sending of the request with the latest report
         self._sent: deque[tuple[float, float]] = deque()  # time and tokens of the requests since
         self._tokens = 0.0  # of these
-        self._learned = LearnedRateLimit() if learns else None
+        self._learns = learns
+        self._learned: tuple[LearnedLimit, ...] = ()  # of requests, of tokens, or both
         self._per_minute = requests_per_minute, tokens_per_minute
         self._configured = _per_minute(*self._per_minute)  # with all that this process has sent
 
@@ -71,8 +77,8 @@ class EndpointLimits:
         per_minute = requests_per_minute, tokens_per_minute
         if per_minute != self._per_minute:
             self._per_minute, self._configured = per_minute, _per_minute(*per_minute)
-        if learns != (self._learned is not None):
-            self._learned = LearnedRateLimit() if learns else None
+        if learns != self._learns:
+            self._learns, self._learned = learns, ()
 
     def on_other_account(self) -> None:
         """Another key: the limits that are known are of another account."""
@@ -80,30 +86,34 @@ class EndpointLimits:
         self._reported, self._as_of = (), -inf
         self._sent.clear()
         self._tokens = 0.0
-        self._learned = None if self._learned is None else LearnedRateLimit()
+        self._learned = ()
         self._configured = _per_minute(*self._per_minute)
 
     def is_over(self, now: float) -> bool:
         """No limit is left that a request might meet with."""
-        learned = self._learned is None or self._learned.limit(now) is None
+        learned = all(now - each.ready_at > FORGOTTEN for each in self._learned)
         reported = all(min(bucket.full_at, bucket.until) <= now for bucket in self._reported)
         configured = all(bucket.full_at <= now for bucket in self._configured)
         return learned and reported and configured and self.refusal.until <= now
 
     def on_sent(self, tokens: float, now: float) -> None:
         """A prompt of `tokens` tokens was sent."""
-        if self._learned is None:
+        if not self._learns:
             return
-        self._learned.on_sent(now)
         self._sent.append((now, tokens))
         self._tokens += tokens
         if len(self._sent) > RECENT:
             self._tokens -= self._sent.popleft()[1]
         self._reported, self._configured = _after(self._reported, tokens, now), _after(self._configured, tokens, now)
+        if self._learned:
+            recent = [each for each in self._learned if now - each.ready_at <= FORGOTTEN]
+            self._learned = tuple([each.after(tokens, now) for each in recent])
 
     def on_output(self, tokens: float, now: float) -> None:
         """An answer has ended: its tokens count too, and can be known no sooner."""
         self._configured = _after(self._configured, tokens, now, requests=0)
+        if self._learned:
+            self._learned = tuple([each.after(tokens, now, requests=0) for each in self._learned])
 
     def on_reported(self, limits: Sequence[RateLimit], sent_at: float) -> None:
         """A reply to the request sent at `sent_at` has reported these limits."""
@@ -114,6 +124,8 @@ class EndpointLimits:
             self._tokens -= self._sent.popleft()[1]
         later = len(self._sent)
         self._reported = tuple([limit.after(self._tokens, limit.at, later) if later else limit for limit in limits])
+        kinds = {limit.counts_tokens for limit in limits}
+        self._learned = tuple([each for each in self._learned if each.counts_tokens not in kinds])
 
     def exhausted_for(self, now: float, of_tokens: bool | None = None) -> float | None:
         """Seconds until an exhausted limit, by the provider's own figures, lets a request pass; None: none is.
@@ -121,10 +133,29 @@ class EndpointLimits:
         asked = [limit for limit in self._reported if of_tokens in (None, limit.counts_tokens)]
         return max((wait for limit in asked if (wait := limit.wait(1.0, now)) > 0), default=None)
 
-    def on_requests_spent(self, now: float) -> None:
-        """The provider refuses for a limit of requests, whoever asks: teaches the limit, unless it is reported."""
-        if self._learned is not None and all(limit.counts_tokens for limit in self._reported):
-            self._learned.on_rejected(now)
+    def on_refused(
+        self, counts_tokens: bool | None, tokens: float, sent_at: float, now: float, retry_after: float | None
+    ) -> None:
+        """The provider refuses a prompt of `tokens` tokens for a rate limit. `counts_tokens` None: it does not say of
+        what; `retry_after`: s, None where it names none. Teaches the limit, unless it is reported."""
+        sent, of_tokens = (sent_at, tokens), bool(counts_tokens)
+        if sent in self._sent:
+            self._sent.remove(sent)
+            self._tokens -= tokens
+        others = [(at, each) for at, each in self._sent if now - at <= RATE_LIMIT_WINDOW]
+        longest = max((each for _, each in others), default=0.0)
+        is_own = not others or (counts_tokens is not False and tokens > OUTSIZED * longest)
+        if not self._learns or is_own or any(limit.counts_tokens == of_tokens for limit in self._reported):
+            return
+        taken = others if of_tokens else [(at, 1.0) for at, _ in others]
+        amount = max(tokens, 1.0) if of_tokens else 1.0
+        known = {each.counts_tokens: each for each in self._learned}
+        known[of_tokens] = (
+            known[of_tokens].refused(tokens, sent_at, now, retry_after)
+            if of_tokens in known
+            else LearnedLimit.of_first_refusal(of_tokens, taken, amount, now, retry_after)
+        )
+        self._learned = (*known.values(),)
 
     def saved(self, blocked_until: float, callers: Mapping[str, ProviderRefusal], now: float) -> SavedLimits | None:
         """The limits that survive a restart; None: none is in force. `blocked_until`: for all callers, as any process
@@ -137,6 +168,7 @@ class EndpointLimits:
             {name: saved for name, one in callers.items() if (saved := _saved(one.until, one.why, now)) is not None},
             reported[:MAX_BUCKETS],
             configured,
+            [SavedBucket.of_learned(each, now) for each in self._learned if now - each.ready_at <= FORGOTTEN],
         )
         return None if found == SavedLimits() else found
 
@@ -147,6 +179,8 @@ class EndpointLimits:
             self.refusal.restore(saved.refusal, age, now)
         if self._as_of == -inf:
             self._reported = tuple([each.bucket(age, now) for each in saved.reported])
+        if self._learns and not self._learned:
+            self._learned = tuple(filter(None, [each.learned(age, now) for each in saved.learned]))
         known = {(each.counts_tokens, each.limit): each.bucket(age, now) for each in saved.configured}
         self._configured = tuple(
             [known.get((one.counts_tokens, one.limit), one) if one.at == -inf else one for one in self._configured]
@@ -157,20 +191,16 @@ class EndpointLimits:
         yield from self.refusal.reasons(now)
         yield from _used_up(LIMITED, "its reported limit", self._reported, now)
         yield from _used_up(CONFIGURED, "the pool's limit", self._configured, now)
-        learned = None if self._learned is None else self._learned.limit(now)
-        if self._learned is not None and learned is not None:
-            what = f"limit of {learned} requests a minute"
-            yield what, "more than one caller was refused after so many", self._learned.forgotten_at
-            if self._learned.full_until > now:
-                yield LIMITED, f"its {what} is reached", self._learned.full_until
-        elif seen.blocked_until > max(now, self.refusal.until, unpaid_until):
+        for each in self._learned:
+            if (wait := each.wait(1.0, now)) > 0:
+                yield LIMITED, f"the limit learned from its refusals, {each.words}, is reached", now + wait
+        if seen.blocked_until > max(now, self.refusal.until, unpaid_until):
             yield LIMITED, PEER_REPORT, seen.blocked_until
 
     def send_limits(self, refused_until: float) -> SendLimits:
         """The limits as of now, for all callers. `refused_until`: end of a refusal known from elsewhere."""
-        learned = -inf if self._learned is None else self._learned.full_until
-        blocked_until = max(refused_until, self.refusal.until, learned)
-        buckets = self._reported + self._configured
+        blocked_until = max(refused_until, self.refusal.until)
+        buckets: SendBuckets = self._reported + self._configured + self._learned
         return SendLimits(blocked_until, buckets=buckets) if buckets or blocked_until > -inf else UNLIMITED
 
 

@@ -1,65 +1,126 @@
-"""Rate limit of an API that reports none, learned from its rejections.
+"""Rate limit of an API that reports none, learned from its refusals.
 
 Rules:
-- The limit is the number of requests accepted in the minute before a rejection. Below MIN_REQUESTS the API was
-  overloaded, or limits something other than requests.
-- At the limit, the API is full until the oldest request of the minute is a minute old.
-- A limit is forgotten RATE_LIMIT_WINDOW seconds after the latest rejection: a raised limit, or one that was none,
-  costs a minute, and a limit that stands costs a rejection a minute.
-- The owner (`policies.rate_limit.endpoint_limits`) passes on only rejections that say that requests are used up, that
-  more than one caller has met with, and of APIs that do not report what remains.
+- The limit is taken for a token bucket: `rate` a second, and bursts of `size`. A meter counts what is sent and drains
+  at that rate; a request fits while the meter is below the size. Whatever is on its way counts as taken.
+- Each refusal corrects one of the two. Where the meter was empty in between, a burst was refused: its size is what the
+  meter shows. Otherwise the API was busy: its rate is what it took since the refusal before, by the time between the
+  moments at which it had room again. A refusal at an empty meter is of the rate too, whose half is its least: the API
+  may have been idle.
+- An API that took much more than the rate has another limit by now: twice the rate is a guess like the first.
+- The first rate is that of the second before the refusal: too high, which the next refusal corrects. One too low would
+  only be found by trying.
+- More is tried as time goes by without a refusal: one request more after `patience`, twice as many after each sixth of
+  it more. A limit that stands costs a refusal in `patience`, one that was raised is followed within minutes, and one
+  that was none is soon as good as forgotten, but for what is known once it refuses again.
+- Refusals of requests sent before the latest refusal came are the same event.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from math import inf
 
-RATE_LIMIT_WINDOW = 60.0  # s
-MIN_REQUESTS = 20
-MAX_REQUESTS = 10_000  # a minute: beyond, no limit is learned
+FIRST_PATIENCE, PATIENCE = 15.0, 60.0  # s; doubled by each refusal: a rate that is a guess is tried sooner
+STEPS = 6  # doublings of what is tried, in `patience`: after twice as long a limit of 1,000 requests is found raised
+IDLE = 0.1  # share of the time with an empty meter, from which the API was not busy: the error of a rate bears as much
+OUTGROWN = 1.25  # times the rate, from which the limit was raised: by now it is higher than what was taken on average
+BURST = 1.0  # s before the first refusal, whose rate is the first guess
+LONGEST = 60.0  # s until a request is tried, whatever was learned: as long as a provider's own time is believed
+ENOUGH = 30  # doublings: a billion requests, and no more than a float bears
 
 
-class LearnedRateLimit:
-    """Requests per minute accepted by an API. `full_until`: time of the next accepted request, past ones too."""
+@dataclass(frozen=True, slots=True)
+class LearnedLimit:
+    """A limit of requests, or of tokens, at the time `at`."""
 
-    def __init__(self) -> None:
-        self.full_until = -inf
-        self._sent: deque[float] = deque(maxlen=MAX_REQUESTS)
-        self._limit = 0
-        self._learned_at = -inf
+    counts_tokens: bool
+    rate: float  # per second
+    size: float  # of a burst
+    meter: float  # taken lately, at `at`
+    at: float
+    unit: float  # amount of the refused request
+    refused_at: float  # the latest refusal came
+    ready_at: float  # when the API had room for the refused request
+    taken: float = 0.0  # since then
+    idle: float = 0.0  # s since then, with an empty meter
+    patience: float = FIRST_PATIENCE
+    of_burst: bool = True  # the latest refusal: it corrected the size
 
-    def on_sent(self, now: float) -> None:
-        self._sent.append(now)
-        self._expire(now)
-        self._count(now)
+    @classmethod
+    def of_first_refusal(
+        cls,
+        counts_tokens: bool,
+        sent: Iterable[tuple[float, float]],
+        amount: float,
+        now: float,
+        retry_after: float | None,
+    ) -> LearnedLimit:
+        """`sent`: time and amount of the requests taken before, oldest first; `amount`: of the refused one."""
+        sent = list(sent)
+        rate = sum((each for at, each in sent if now - at < BURST), amount) / BURST
+        meter, before = 0.0, -inf
+        for at, each in sent:
+            meter, before = max(meter - rate * (at - before), 0.0) + each, at
+        size = max(meter - rate * (now - before), amount)
+        found = cls(counts_tokens, rate, size, 0.0, now, amount, now, now)
+        return found._after_refusal(amount, now, found._ready_at(amount, now, retry_after))
 
-    def on_rejected(self, now: float) -> None:
-        """The API rejected the latest request."""
-        self._expire(now)
-        if self._sent:
-            self._sent.pop()
-        if MIN_REQUESTS <= len(self._sent) < MAX_REQUESTS - 1:
-            self._limit = len(self._sent)
-            self._learned_at = now
-        self._count(now)
-
-    def limit(self, now: float) -> int | None:
-        """Requests a minute; None: not learned, or forgotten."""
-        return self._limit if now - self._learned_at < RATE_LIMIT_WINDOW else None
+    def after(self, tokens: float, now: float, requests: int = 1) -> LearnedLimit:
+        """The limit after requests of this many tokens together."""
+        taken, left = tokens if self.counts_tokens else float(requests), self._left(now)
+        idle = self.idle + min(max(-left / self.rate, 0.0), max(now - self.ready_at, 0.0))
+        meter = max(max(left, 0.0) + min(taken, self.size), 0.0)
+        return replace(self, meter=meter, at=now, taken=self.taken + taken, idle=idle)
 
     @property
-    def forgotten_at(self) -> float:
-        return self._learned_at + RATE_LIMIT_WINDOW
+    def words(self) -> str:
+        """For the operator."""
+        what = "tokens" if self.counts_tokens else "requests"
+        return f"{self.rate:.3g} {what} a second and bursts of {self.size:.3g}"
 
-    def _count(self, now: float) -> None:
-        """Compare the requests of the last minute with the limit."""
-        limit = self.limit(now)
-        if limit is not None and len(self._sent) >= limit:
-            self.full_until = min(self._sent[-limit] + RATE_LIMIT_WINDOW, self.forgotten_at)
-        else:
-            self.full_until = min(self.full_until, now)
+    def _left(self, now: float) -> float:
+        """Of the meter; below 0 since it was empty. Until the API has room, no more than one request is let through:
+        that time may be of the refused caller alone, and others try at the rate."""
+        ready_at = min(max(self.ready_at, self.at), now)
+        left = self.meter - self.rate * (ready_at - self.at)
+        return (max(left, self.size - self.unit) if ready_at > self.at else left) - self.rate * (now - ready_at)
 
-    def _expire(self, now: float) -> None:
-        while self._sent and self._sent[0] <= now - RATE_LIMIT_WINDOW:
-            self._sent.popleft()
+    def wait(self, tokens: float, now: float, requests_ahead: int = 0, tokens_ahead: float = 0.0) -> float:
+        """Seconds until a request of this many tokens is accepted, behind others that are not sent yet."""
+        own, ahead = (tokens, tokens_ahead) if self.counts_tokens else (1.0, float(requests_ahead))
+        own, meter = min(own, self.size), max(self._left(now), 0.0)
+        more: float = 2.0 ** min(STEPS * ((now - self.ready_at) / self.patience - 1), ENOUGH)
+        return min(max((meter + ahead + own - self.size - own * more) / self.rate, 0.0), LONGEST)
+
+    def refused(self, tokens: float, sent_at: float, now: float, retry_after: float | None) -> LearnedLimit:
+        """The limit after the refusal of a request that was counted as taken. `retry_after`: s, by the provider."""
+        amount = max(tokens, 1.0) if self.counts_tokens else 1.0
+        ready_at = self._ready_at(amount, now, retry_after)
+        if sent_at <= self.refused_at:
+            size = max(self.size - amount, amount) if self.of_burst else self.size
+            found = replace(self, size=size)
+            return found._after_refusal(amount, self.refused_at, max(self.ready_at, ready_at))
+        found = replace(self.after(-amount, now, requests=-1), patience=min(2 * self.patience, PATIENCE))
+        seconds = max(ready_at - self.ready_at, now - self.refused_at)
+        return found._corrected(amount, seconds)._after_refusal(amount, now, ready_at)
+
+    def _ready_at(self, amount: float, now: float, retry_after: float | None) -> float:
+        return now + min(amount / self.rate if retry_after is None else retry_after, LONGEST)
+
+    def _corrected(self, amount: float, seconds: float) -> LearnedLimit:
+        """`seconds`: between two refusals."""
+        is_busy = self.idle < IDLE * seconds
+        if not is_busy and self.meter >= amount:
+            return replace(self, size=self.meter, of_burst=True)
+        rate = self.taken / (seconds - self.idle if is_busy else seconds)
+        if rate > OUTGROWN * self.rate:
+            return replace(self, rate=2 * self.rate, patience=FIRST_PATIENCE, of_burst=False)
+        return replace(self, rate=max(rate, self.rate / 2, amount / LONGEST), of_burst=False)
+
+    def _after_refusal(self, amount: float, now: float, ready_at: float) -> LearnedLimit:
+        """The API has room for the next request at `ready_at`; half a request later it is sent, as networks jitter."""
+        meter = max(min(self.size - amount / 2 + self.rate * (ready_at - now), self.size + amount), 0.0)
+        found = replace(self, meter=meter, at=now, unit=amount, refused_at=now, ready_at=ready_at)
+        return replace(found, taken=0.0, idle=0.0)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from math import inf, isfinite
 
 from policies.rate_limit.bucket import BELIEVED, RateLimit
+from policies.rate_limit.learned_limit import LearnedLimit
 
 LONGEST = 30 * 86_400.0  # s until a limit is full
 MOST = 1e15  # of a limit
@@ -57,6 +58,19 @@ class SavedBucket:
         _check("time of a report", BELIEVED if self.believed is None else self.believed, 0.0, BELIEVED)
 
     @classmethod
+    def of_learned(cls, found: LearnedLimit, now: float) -> SavedBucket:
+        """With the time until the API has room in place of the time until it is full."""
+        ready_in = max(found.ready_at - now, 0.0)
+        return cls(found.counts_tokens, found.size - found.meter, found.size, found.rate, ready_in, None)
+
+    def learned(self, age: float, now: float) -> LearnedLimit | None:
+        """As of a save `age` seconds ago; None for one that was none."""
+        if not self.limit or not self.rate:
+            return None
+        at, meter = now - age, min(max(self.limit - self.remaining, 0.0), 2 * self.limit)
+        return LearnedLimit(self.counts_tokens, self.rate, self.limit, meter, at, 1.0, at, at + self.full_in)
+
+    @classmethod
     def of(cls, bucket: RateLimit, now: float) -> SavedBucket:
         refilled = bucket.rate * (now - bucket.at) if isfinite(bucket.at) else inf
         remaining = min(bucket.remaining + refilled, bucket.limit) if bucket.rate else bucket.remaining
@@ -91,11 +105,16 @@ class SavedLimits:
     callers: dict[str, SavedRefusal] = field(default_factory=dict)
     reported: list[SavedBucket] = field(default_factory=list)
     configured: list[SavedBucket] = field(default_factory=list)
+    learned: list[SavedBucket] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        if len(self.callers) > MAX_CALLERS or max(len(self.reported), len(self.configured)) > MAX_BUCKETS:
+        if len(self.callers) > MAX_CALLERS or any(count > MAX_BUCKETS for count in self._counts):
             raise ValueError("more limits than an endpoint has")
         if any(len(caller) > MAX_TEXT for caller in self.callers):
             raise ValueError("name of a caller that is too long")
         if any(bucket.believed is None for bucket in self.reported):
             raise ValueError("report that is believed for ever")
+
+    @property
+    def _counts(self) -> tuple[int, ...]:
+        return len(self.reported), len(self.configured), len(self.learned)

@@ -6,17 +6,19 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from policies.rate_limit.bucket import RateLimit
-from policies.rate_limit.learned_limit import RATE_LIMIT_WINDOW
+from policies.rate_limit.learned_limit import LearnedLimit
+
+RATE_LIMIT_WINDOW = 60.0  # s: providers count by the minute, most of them
 
 
 @dataclass(frozen=True, slots=True)
 class SendLimits:
-    """`buckets`: as reported, and as configured. `held_requests`: in the gateway's own queue for the endpoint, before
-    the request; `held_tokens`: of their prompts."""
+    """`buckets`: as reported, as configured, and as learned. `held_requests`: in the gateway's own queue for the
+    endpoint, before the request; `held_tokens`: of their prompts."""
 
     blocked_until: float = -inf  # a provider's refusal of whatever request, past ones too
     refused_until: float = -inf  # the same, of requests of the deciding caller alone
-    buckets: tuple[RateLimit, ...] = ()
+    buckets: tuple[RateLimit | LearnedLimit, ...] = ()
     held_requests: int = 0
     held_tokens: float = 0.0
 

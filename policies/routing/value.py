@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from policies.latency.tpot import expected_tpot_misses
+from policies.rate_limit.send_limits import UNLIMITED
 from policies.routing.candidates import CandidateSet, TierCandidates
 from policies.types import FOREVER, NEVER, Candidate, Completion
 
@@ -77,11 +78,21 @@ def _pace(found: CandidateSet, preferred: TierCandidates) -> Callable[[Candidate
 
 
 def in_order(found: CandidateSet) -> list[TierCandidates]:
-    """The tiers, the preferred first."""
-    prefers = PREFERENCES[found.queued.route.prefer]
-    if prefers is None or len(found.tiers) == 1:
+    """The tiers, the preferred first. A tier at its rate limit is behind those that need not be waited for."""
+    if len(found.tiers) == 1:
         return found.tiers
-    return sorted(found.tiers, key=lambda tier: min(prefers(found, each) for each in tier))
+    prefers = PREFERENCES[found.queued.route.prefer]
+
+    def order(tier: TierCandidates) -> tuple[bool, float]:
+        return _is_limited(found, tier), 0.0 if prefers is None else min(prefers(found, each) for each in tier)
+
+    return sorted(found.tiers, key=order)
+
+
+def _is_limited(found: CandidateSet, tier: TierCandidates) -> bool:
+    """Every endpoint of the tier is at a rate limit."""
+    limits = [(each.load.limits, each.prompt_tokens) for each in tier]
+    return all(limit is not UNLIMITED and limit.wait(tokens, found.now) > 0 for limit, tokens in limits)
 
 
 def _of_whole(found: CandidateSet, each: Candidate, of: Callable[[Completion], float], guess: float) -> float:

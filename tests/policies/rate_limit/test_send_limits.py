@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from policies.rate_limit.bucket import RateLimit
-from policies.rate_limit.learned_limit import RATE_LIMIT_WINDOW
-from policies.rate_limit.send_limits import UNLIMITED, SendLimits
+from policies.rate_limit.send_limits import RATE_LIMIT_WINDOW, UNLIMITED, SendLimits
 
 MINUTE = (RateLimit.configured(False, 60.0), RateLimit.configured(True, 6000.0))  # one request, 100 tokens a second
 

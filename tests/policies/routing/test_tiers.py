@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.rate_limit.send_limits import SendLimits
+from policies.rate_limit.send_limits import UNLIMITED, SendLimits
 from policies.routing.reasons import reason_of
 from policies.types import FOREVER, Health, Load, Placement, RequestView
 from tests.support.decision_fleet import P90, PRICES, RATE, DecisionScenario, budget, order
@@ -236,13 +236,17 @@ def test_a_rate_limited_fleet_is_unavailable_until_the_first_limit_ends() -> Non
     assert (decision.outcome, decision.retry_after) == (Placement.RATE_LIMITED, 2.5)
 
 
-def test_a_rate_limit_that_ends_before_the_deadline_is_a_wait_of_its_tier() -> None:
-    """The most preferred tier that still makes the deadline, its wait included."""
-    fleet = {"api": {"a": 0.1}, "other": {"b": 0.1}}
-    for wait, chosen in ((0.5, "a"), (1.5, "b")):
-        scenario = DecisionScenario(
-            fleet, loads={"a": Load(limits=SendLimits(blocked_until=wait)), "b": Load()}, route=budget(1.0)
-        )
+def test_a_rate_limit_is_waited_for_only_where_no_other_tier_makes_the_deadline() -> None:
+    """Its wait included. Of two tiers at their limits the preferred one is waited for."""
+    waits = SendLimits(blocked_until=0.5)
+    for a, b, other_ttft, chosen in (
+        (waits, UNLIMITED, 0.1, "b"),
+        (waits, UNLIMITED, 2.0, "a"),
+        (SendLimits(blocked_until=1.5), UNLIMITED, 2.0, "b"),
+        (waits, waits, 0.1, "a"),
+    ):
+        fleet = {"api": {"a": 0.1}, "other": {"b": other_ttft}}
+        scenario = DecisionScenario(fleet, loads={"a": Load(limits=a), "b": Load(limits=b)}, route=budget(1.0))
         assert scenario.decide().ranked[0].endpoint.id == chosen
 
 
