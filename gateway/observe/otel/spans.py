@@ -164,7 +164,7 @@ def _text(value: object) -> str | None:
 
 
 def _asked_attributes(record: Record) -> Attributes:
-    """What the caller asked for."""
+    """Attributes of the request as its caller sent it."""
     return known(
         {
             "gen_ai.conversation.id": record.conversation,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import re
 from array import array
 from collections.abc import Mapping
 from dataclasses import replace
@@ -281,7 +280,7 @@ def test_unknown_pools_and_apis_are_refused() -> None:
 def test_the_key_of_the_gateway_says_what_to_run_instead(tmp_path: Path) -> None:
     pools = {"only": {"backend": "vllm", "model": "m", "endpoints": ["http://127.0.0.1:9"], "autoscale": {"max": 3}}}
     (path := tmp_path / "c.yaml").write_text(json.dumps(gateways.document(pools, ROUTES)))
-    with pytest.raises(ConfigError, match=re.escape("run firsttoken autoscale --pool NAME=MIN..MAX@START_TIME")):
+    with pytest.raises(ConfigError, match="run firsttoken autoscale --pool NAME"):
         load([path], {})
 
 
