@@ -12,7 +12,7 @@ import pytest
 import uvloop
 from hypothesis import settings
 
-from tests.support.virtual_time import VirtualLoop, virtual_clock
+from lab.virtual_time import VirtualLoop, virtual_clock
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 ASYNCIO: Mapping[str, LoopFactory] = {"asyncio": asyncio.SelectorEventLoop}

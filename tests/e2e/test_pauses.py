@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from gateway.app import Gateway
+from lab.virtual_time import VirtualLoop
 from policies.fleet.endpoint_state import EndpointStatistics
 from tests.support.builders import CHAT, DONE, FINISH, calling, get, last, post
 from tests.support.gateways import pool, running
 from tests.support.simulated import eventually
 from tests.support.upstream import LAST_CHUNK, STREAM_HEAD, Pause, Received, Script, ScriptedEngine, chunk, reply
-from tests.support.virtual_time import VirtualLoop
 
 pytestmark = pytest.mark.virtual_time
 

@@ -14,7 +14,7 @@ import pytest
 
 from backends.http.loop_aware_timer import LATE, READ_FIRST, LoopAwareTimer
 from gateway.process import loop_factory
-from tests.support.virtual_time import stall
+from lab.virtual_time import stall
 
 pytestmark = pytest.mark.virtual_time
 

@@ -32,10 +32,10 @@ from gateway.downstream.http_server import (
     Precheck,
 )
 from gateway.downstream.intake import Intake
+from lab.virtual_time import stall
 from tests.support.builders import Caller, calling, post
 from tests.support.simulated import eventually
 from tests.support.upstream import NEVER
-from tests.support.virtual_time import stall
 
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"

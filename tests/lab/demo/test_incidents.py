@@ -10,8 +10,8 @@ import pytest
 from lab.demo.incident_stage import IncidentFleet, incident_stage
 from lab.demo.incidents import CALM, INCIDENTS, Incident
 from lab.engines.engine import Engine
+from lab.virtual_time import stall
 from policies.diagnosis.causes import Cause
-from tests.support.virtual_time import stall
 
 pytestmark = pytest.mark.virtual_time
 

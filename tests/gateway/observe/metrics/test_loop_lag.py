@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from gateway.observe.metrics.loop_lag import BEFORE, LOG_INTERVAL, PERIOD, SETTLING, STALL, LoopLag
+from lab.virtual_time import stall
 from tests.support.simulated import eventually
-from tests.support.virtual_time import stall
 
 pytestmark = pytest.mark.virtual_time
 

@@ -1,9 +1,10 @@
-"""Virtual time for tests whose gateway, engines and callers share one event loop: `pytest.mark.virtual_time`.
+"""Virtual time for a gateway, engines and callers that share one event loop.
 
 Sockets are real. The clock stands still while anything runs, so that no result depends on the speed or the load of the
-test machine, and jumps to the next timer where the loop has nothing else to wait for. While a thread of an executor
-works, the clock runs like the real one. What other processes do takes no virtual time: tests with processes, and tests
-of a thread of their own, need the real clock.
+machine, and jumps to the next timer where the loop has nothing else to wait for. While a thread of an executor works,
+the clock of a `VirtualLoop` runs like the real one; a `SerialLoop` has no such threads. What other processes do takes
+no virtual time. Tests run in it with `pytest.mark.virtual_time`; those with processes, and those of a thread of their
+own, need the real clock.
 """
 
 from __future__ import annotations
@@ -17,22 +18,29 @@ from selectors import DefaultSelector, SelectorKey
 from time import monotonic
 from typing import Any
 
-import pytest
-
-PACKAGES = ("backends.", "gateway.", "lab.", "tests.")  # their modules read the clock by `from time import monotonic`
+PACKAGES = (
+    "backends.",
+    "gateway.",
+    "lab.",
+    "benchmarks.",
+    "tests.",
+)  # their modules read the clock by `from time import monotonic`
 TURN = 1e-6  # s that a turn of the loop takes, so that who polls gets on
 IN_FLIGHT = 0.001  # s of real time to wait for bytes between two sockets before a jump ...
 LONG_JUMP = 0.02  # ... of more than so many s
+SHORT_WAIT = 0.00005  # s of real time to wait so before a shorter jump, in a loop without threads
 THREAD_TICK = 0.01  # s of real time in one wait for a thread
 
 Events = list[tuple[SelectorKey, int]]
 
 
 class VirtualSelector(DefaultSelector):
-    """Waits for sockets alone; a wait for a timer moves `now` instead."""
+    """Waits for sockets alone; a wait for a timer moves `now` instead. `short_wait`: s of real time to wait for bytes
+    before a jump of at most LONG_JUMP."""
 
-    def __init__(self) -> None:
+    def __init__(self, short_wait: float = 0.0) -> None:
         super().__init__()
+        self._short_wait = short_wait
         self.now = monotonic()
         self.threads = 0  # at work in executors
 
@@ -45,7 +53,8 @@ class VirtualSelector(DefaultSelector):
             return super().select()
         if self.threads:
             return self._wait_for_threads(min(timeout, THREAD_TICK))
-        ready = super().select(IN_FLIGHT) if timeout > LONG_JUMP else ready
+        if wait := IN_FLIGHT if timeout > LONG_JUMP else self._short_wait:
+            ready = super().select(wait)
         if not ready:
             self.now += timeout
         return ready
@@ -60,8 +69,8 @@ class VirtualSelector(DefaultSelector):
 class VirtualLoop(asyncio.SelectorEventLoop):
     """An event loop with the clock of its selector."""
 
-    def __init__(self) -> None:
-        self.clock = VirtualSelector()
+    def __init__(self, short_wait: float = 0.0) -> None:
+        self.clock = VirtualSelector(short_wait)
         super().__init__(self.clock)
 
     def time(self) -> float:
@@ -80,14 +89,33 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         raise RuntimeError("what a process does takes no virtual time: mark this test with real_time")
 
 
+class SerialLoop(VirtualLoop):
+    """An executor's work is done at once, in the thread of the loop, and takes no time: equal runs are nearly equal."""
+
+    def __init__(self) -> None:
+        super().__init__(SHORT_WAIT)
+
+    def run_in_executor(self, executor: Executor | None, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+        future = self.create_future()
+        try:
+            future.set_result(func(*args))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
 @contextmanager
 def virtual_clock() -> Iterator[None]:
-    """The product and the tests read the clock of the running loop; outside of a virtual loop it is the real one."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name, module in tuple(sys.modules.items()):
-            if name.startswith(PACKAGES) and name != __name__ and vars(module).get("monotonic") is monotonic:
-                patch.setattr(module, "monotonic", _now)
+    """The product, lab and tests read the clock of the running loop; outside of a virtual loop it is the real one."""
+    named = [module for name, module in tuple(sys.modules.items()) if name.startswith(PACKAGES) and name != __name__]
+    reading = [module for module in named if vars(module).get("monotonic") is monotonic]
+    for module in reading:
+        vars(module)["monotonic"] = _now
+    try:
         yield
+    finally:
+        for module in reading:
+            vars(module)["monotonic"] = monotonic
 
 
 def _now() -> float:

@@ -9,7 +9,7 @@ from time import monotonic
 import pytest
 
 from gateway import scheduler
-from tests.support.virtual_time import VirtualLoop, stall
+from lab.virtual_time import VirtualLoop, stall
 
 pytestmark = pytest.mark.virtual_time
 
