@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from policies.latency.tpot import STALL_GRID
 from policies.routing.reasons import reason_of, terms_of
-from policies.routing.value import ENGINE
+from policies.routing.value import ENGINE, SOON
 from policies.types import Decision, Load, RankKind
 from tests.support.decision_fleet import RATE, DecisionScenario, TpotChance, budget, order
 
@@ -72,6 +73,20 @@ def test_engine_time_is_subtracted() -> None:
     assert firsts(a=0.10, b=0.12, hits={"b": TOKENS // 2}) == {"b"}
     found = decided(a=0.1)
     assert terms_of(found, found.ranked[0])["engine"] == pytest.approx(-ENGINE * TOKENS / RATE)
+
+
+def test_a_slow_engine_of_a_tier_costs_no_more_engine_time_than_a_fast_one() -> None:
+    """The time of a slow engine is worth less: an uneven fleet uses all of its engines."""
+    found = decided(a=0.1, b=0.3, hits={"b": TOKENS // 2})
+    engine = {each.endpoint.id: terms_of(found, each)["engine"] for each in found.ranked}
+    assert engine["b"] == pytest.approx(engine["a"] / 2)
+
+
+def test_the_page_on_routing_states_the_constants() -> None:
+    """In its formula."""
+    page = (Path(__file__).parents[3] / "docs/routing.md").read_text("utf-8")
+    assert f"{SOON:g} x (1 - p50 / budget)" in page
+    assert f"{ENGINE:g} x prefill" in page
 
 
 def test_an_endpoint_after_a_probe_says_so() -> None:
