@@ -45,6 +45,9 @@ READERS = {
     "gateway/reload.py": "the date of a reload",
     "gateway/responses/responses_sockets.py": "`created` of an answer without a server",
     "gateway/workers/admin_aggregator.py": "ages on a page",
+    "lab/autoscale/autoscaler.py": "Records of another process are by its wall clock",
+    "lab/autoscale/demand.py": "the same",
+    "lab/autoscale/gateway_reader.py": "the same",
     "lab/servers/simulated_server.py": "what an engine says of itself",
 }
 

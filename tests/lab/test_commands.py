@@ -42,7 +42,7 @@ def test_the_package_declares_the_commands_as_an_entry_point() -> None:
     [
         (
             ["fly"],
-            f"no command 'fly'; known: {KNOWN}, replay, capacity, replicas, demo, simulate (see firsttoken --help)",
+            f"no command 'fly'; known: {KNOWN}, replay, capacity, autoscale, demo, simulate (see firsttoken --help)",
         ),
         (["dem"], "no command 'dem'; did you mean 'demo'? (see firsttoken --help)"),
         (
