@@ -99,12 +99,14 @@ class ReplayProcess:
         self._serve = serve or answer_questions
         self._process: SpawnProcess | None = None
         self._pipe: Connection | None = None
+        self._turn = asyncio.Lock()  # one question at a time
 
     async def ask(self, job: ReplicasJob) -> ReplicasAnswer:
-        """One question at a time. Raises ReplayFailed."""
+        """Raises ReplayFailed."""
         began = monotonic()
         try:
-            answer = await asyncio.to_thread(self._ask, job)
+            async with self._turn:
+                answer = await asyncio.to_thread(self._ask, job)
         except TimeoutError:
             self.close()
             raise ReplayFailed(f"no answer within {TIMEOUT:g} s", MAX_CPU) from None
