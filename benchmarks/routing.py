@@ -3,13 +3,15 @@
     python -m benchmarks.routing --traces DIR a --seeds 3      # one scenario, its results and the page
     python -m benchmarks.routing --traces DIR --find a         # look for the base load
     python -m benchmarks.routing --page                        # the page again, from the stored results
+    python -m benchmarks.routing --traces DIR c --late-counts --results FILE    # queues as over HTTP
 
 Results are appended to RESULTS, a line of JSON per replay, so scenarios can run one at a time; the page shows all.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import os
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +23,14 @@ from lab.replay.queue_results import queue_row
 from lab.replay.session_results import session_row
 
 RESULTS, PAGE = Path(".cache/routing.jsonl"), Path(__file__).parent / "ROUTING.md"
+LATE_COUNTS = "LATE_COUNTS"  # variable of the environment, for the processes that replay
 NEAR = 1.03  # precision of the base load
 
 
 def replay_one(task: Replay) -> dict[str, Any]:
     name, load, scorer, seed, traces = task
-    played, offered = setting(name).with_scorer(scorer), arrivals(name, load, traces, seed)
+    found = replace(setting(name), late_counts=LATE_COUNTS in os.environ)
+    played, offered = found.with_scorer(scorer), arrivals(name, load, traces, seed)
     tally = play(played, offered, seed)
     rows = {row.name: asdict(row) for row in tally.rows()}
     if name == "b":
@@ -87,7 +91,10 @@ def main() -> None:
     parser = command(__doc__, 1, RESULTS, PAGE)
     add_replays(parser)
     parser.add_argument("--find", action="store_true", help="look for the base loads")
+    parser.add_argument("--late-counts", action="store_true", help="of tokens of answers in progress")
     args = parsed(parser)
+    if args.late_counts:
+        os.environ[LATE_COUNTS] = "1"
     if args.find:
         for name in args.scenarios or SCENARIOS:
             print(f"{name}: base {SCENARIOS[name].base * find(name, args.traces):.3f}")

@@ -16,7 +16,7 @@ from concurrent.futures import Executor
 from contextlib import contextmanager
 from selectors import DefaultSelector, SelectorKey
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar, TypeVarTuple
 
 PACKAGES = (
     "backends.",
@@ -28,19 +28,17 @@ PACKAGES = (
 TURN = 1e-6  # s that a turn of the loop takes, so that who polls gets on
 IN_FLIGHT = 0.001  # s of real time to wait for bytes between two sockets before a jump ...
 LONG_JUMP = 0.02  # ... of more than so many s
-SHORT_WAIT = 0.00005  # s of real time to wait so before a shorter jump, in a loop without threads
 THREAD_TICK = 0.01  # s of real time in one wait for a thread
 
 Events = list[tuple[SelectorKey, int]]
+T, Ts = TypeVar("T"), TypeVarTuple("Ts")
 
 
 class VirtualSelector(DefaultSelector):
-    """Waits for sockets alone; a wait for a timer moves `now` instead. `short_wait`: s of real time to wait for bytes
-    before a jump of at most LONG_JUMP."""
+    """Waits for sockets alone; a wait for a timer moves `now` instead."""
 
-    def __init__(self, short_wait: float = 0.0) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._short_wait = short_wait
         self.now = monotonic()
         self.threads = 0  # at work in executors
 
@@ -53,8 +51,7 @@ class VirtualSelector(DefaultSelector):
             return super().select()
         if self.threads:
             return self._wait_for_threads(min(timeout, THREAD_TICK))
-        if wait := IN_FLIGHT if timeout > LONG_JUMP else self._short_wait:
-            ready = super().select(wait)
+        ready = super().select(IN_FLIGHT) if timeout > LONG_JUMP else ready
         if not ready:
             self.now += timeout
         return ready
@@ -69,14 +66,14 @@ class VirtualSelector(DefaultSelector):
 class VirtualLoop(asyncio.SelectorEventLoop):
     """An event loop with the clock of its selector."""
 
-    def __init__(self, short_wait: float = 0.0) -> None:
-        self.clock = VirtualSelector(short_wait)
+    def __init__(self) -> None:
+        self.clock = VirtualSelector()
         super().__init__(self.clock)
 
     def time(self) -> float:
         return self.clock.now
 
-    def run_in_executor(self, executor: Executor | None, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+    def run_in_executor(self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
         future = super().run_in_executor(executor, func, *args)
         self.clock.threads += 1
         future.add_done_callback(self._thread_done)
@@ -92,10 +89,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 class SerialLoop(VirtualLoop):
     """An executor's work is done at once, in the thread of the loop, and takes no time: equal runs are nearly equal."""
 
-    def __init__(self) -> None:
-        super().__init__(SHORT_WAIT)
-
-    def run_in_executor(self, executor: Executor | None, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+    def run_in_executor(self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
         future = self.create_future()
         try:
             future.set_result(func(*args))

@@ -8,13 +8,16 @@ Time advances from one possible decision to the next. While no request is queued
 and timers allow decisions. Otherwise any event may be one, and the servers run at most `SimFleet.overhead` ahead, the
 time that a request or a cancellation takes to reach an engine.
 
+Gateways are told the exact tokens of answers in progress, those of the step under way included, which none is told over
+HTTP: waits in their queues are shorter than there. With `Scenario.late_counts` they are told those of their last count.
+
 `run` plays many replays over all cores: one per load, scorer and seed.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -24,6 +27,7 @@ from time import process_time
 from typing import Any, TypeVar
 
 from gateway.admin.admin_views import explain
+from lab.engines.engine_events import RequestId
 from lab.replay.results import CalibrationResult, RegrettedDecision, ResultRow, Results
 from lab.replay.session_results import SessionRow, session_row
 from lab.replay.sim_fleet import Clock, Node, Scenario, ScheduledFault, SimFleet
@@ -71,6 +75,7 @@ class Player:
         self._next = 0  # index into `_timed`
         self._followers = followers(arrivals)
         self._thinking = 0  # sessions between two turns
+        self._counted: dict[tuple[int, str], Mapping[RequestId, int]] = {}  # with late counts: by gateway and endpoint
         self.end = self.results.seconds + DRAIN  # of the replay, at the latest
 
     def _peer_links(self) -> list[PeerLink | None]:
@@ -158,8 +163,19 @@ class Player:
         gateway.dispatch_queued()
 
     def _progress(self, gateway: SimGateway, endpoint: str) -> None:
-        gateway.fleet.on_progress(self.servers.progress(endpoint), self.clock.now)
+        counts = self.servers.progress(endpoint)
+        if self.scenario.late_counts:
+            counts = self._counts_before(gateway, endpoint, dict(counts))
+        gateway.fleet.on_progress(counts, self.clock.now)
         self.clock.at(self.clock.now + PROGRESS, self._progress, gateway, endpoint)
+
+    def _counts_before(
+        self, gateway: SimGateway, endpoint: str, counts: Mapping[RequestId, int]
+    ) -> Iterable[tuple[RequestId, int]]:
+        """The gateway's counts before these; of an answer that had none, its first token."""
+        key = self.gateways.index(gateway), endpoint
+        before, self._counted[key] = self._counted.get(key, {}), counts
+        return [(answer, before.get(answer, 1)) for answer in counts]
 
     def _apply_fault(self, fault: ScheduledFault) -> None:
         """The gateway hears of lost requests once all faults of the moment are there."""

@@ -261,6 +261,7 @@ class Scenario:
     faults: tuple[ScheduledFault, ...] = ()
     starts: Mapping[str, float] = field(default_factory=dict)  # s
     tokens_per_event: int = 1  # of the streams of engines
+    late_counts: bool = False  # gateways know the tokens of answers in progress as of their count before
     hung: float = 0.0  # share of requests that an engine accepts and never answers
     first_token: float = 120.0  # s: limit of a silent attempt, and of the time in the queue
     scorer: str = OURS

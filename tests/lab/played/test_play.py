@@ -90,24 +90,24 @@ def test_faults_come_at_the_times_of_the_scenario() -> None:
     dead, _ = scenario.profiles
     faults = ScheduledFault(1.0, dead, "kill"), ScheduledFault(2.0, dead, "restart")
     slow = tuple(ScheduledFault(0.0, endpoint, "slow", 2.0) for endpoint in scenario.profiles)
-    offered = arrivals(20, rate=10.0, prompt=1_000, output=300)
+    offered = arrivals(8, rate=4.0, prompt=600, output=150)
     killed, slowed, calm = (
         by_name(played(replace(scenario, faults=each), document, offered))["agent"] for each in (faults, slow, ())
     )
-    assert calm.attempts == {"completed": 20}
+    assert calm.attempts == {"completed": 8}
     assert killed.attempts["broken"] > 0
-    assert killed.row.broken + killed.row.completed == 20
+    assert killed.row.broken + killed.row.completed == 8
     assert slowed.row.tpot[0] == pytest.approx(2 * calm.row.tpot[0], rel=0.2)
 
 
 def test_equal_runs_are_nearly_equal() -> None:
     """Ports and the order of bytes between sockets break ties: some requests go to the other engine. The whole differs
     by little, on a machine of any speed."""
-    offered = arrivals(30, rate=12.0, output=60)
+    offered = arrivals(16, rate=12.0, output=40)
     first, again = (by_name(play(ENGINES, offered))["agent"] for _ in range(2))
     assert first.row.ttft == pytest.approx(again.row.ttft, rel=0.25)
     assert first.row.good == pytest.approx(again.row.good, abs=0.1)
-    assert (first.attempts["completed"], again.attempts["completed"]) == (30, 30)
+    assert (first.attempts["completed"], again.attempts["completed"]) == (16, 16)
 
 
 def test_a_cold_scenario_has_its_own_times() -> None:

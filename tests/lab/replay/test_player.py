@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Hashable, Iterable
 from dataclasses import replace
 
 import pytest
@@ -242,3 +243,26 @@ def test_an_answer_without_streaming_is_not_judged_by_its_first_token() -> None:
     assert answered
     assert not any(map(results.is_judged, answered))
     assert all(results.is_judged(result) for result in results.requests if result.first_at is None)
+
+
+def counts_told(late: bool) -> list[int]:
+    """Tokens of the only answer, as the gateway is told again and again."""
+    player, told = Player(scenario(1, late_counts=late), arrivals(1, prompt=600, output=400)), list[int]()
+    fleet = player.gateways[0].fleet
+    on_progress = fleet.on_progress
+
+    def note(tokens: Iterable[tuple[Hashable, int]], now: float) -> None:
+        known = list(tokens)
+        told.extend(count for _, count in known)
+        on_progress(known, now)
+
+    fleet.on_progress = note  # type: ignore[method-assign]
+    player.play()
+    return told
+
+
+def test_late_counts_are_those_of_the_count_before() -> None:
+    """Of an answer that had none, its first token."""
+    exact, late = counts_told(late=False), counts_told(late=True)
+    assert late == [1, *exact[:-1]]
+    assert exact[0] > 1
