@@ -31,7 +31,8 @@ LONG_JUMP = 0.02  # ... of more than so many s
 THREAD_TICK = 0.01  # s of real time in one wait for a thread
 
 Events = list[tuple[SelectorKey, int]]
-T, Ts = TypeVar("T"), TypeVarTuple("Ts")
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 
 class VirtualSelector(DefaultSelector):

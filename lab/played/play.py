@@ -91,7 +91,8 @@ async def _gateway(document: Mapping[str, Any]) -> AsyncIterator[Gateway]:
 def _join(result: RequestResult, record: Record | None, scenario: Scenario) -> None:
     """Add what the gateway knows of a request."""
     if record is not None:
-        result.tier, result.endpoint, result.pool = record.tier or 0, record.endpoint, record.pool
+        result.tier = record.tier or 0
+        result.endpoint, result.pool = record.endpoint, record.pool
         result.external = any(pool.name == record.pool and not pool.local for pool in scenario.pools)
         result.cached, result.cost = record.cached_tokens_reported or 0, record.cost_usd
         result.attempts = len(record.attempts)
