@@ -128,9 +128,8 @@ IDEAS = (
     Idea(
         "late binding",
         "requests are dispatched at once, as if there were always room",
-        ((HoldRules, "_no_room", _nothing), (HoldRules, "_has_slack", _never), OPEN),
+        ((HoldRules, "_no_room", _nothing), OPEN),
     ),
-    Idea("holding", "a prefill never waits for answers to bear it", ((HoldRules, "_has_slack", _never),)),
     Idea("TPOT pressure limit", "answers in progress never close an engine", (OPEN,)),
     Idea(
         "price of TPOT misses", "answers that a prefill stalls cost nothing", ((value, "expected_tpot_misses", _zero),)

@@ -8,7 +8,6 @@ from a request in time.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import accumulate
 
 from policies.fleet.fleet import Fleet
 from policies.latency.tpot import FIRST_SHARE, TIME_CONSTANT, expected_tpot_misses
@@ -20,7 +19,6 @@ from policies.types import FOREVER, UNUSABLE, Candidate, Load
 
 ROOM = 0.1  # s of prefill queued inside an engine: enough for the next step
 IDLE = 0.01  # s of prefill under which an engine is idle
-HARM = 0.03  # expected TPOT misses, above which a prefill is held while there is slack
 GAINING = 0.75  # of their TPOT budget: slower answers gain too little on it for holding to help
 AT_LIMIT = 0.95  # of the TPOT pressure at which an engine takes no prefill
 LEAST_LEFT = 0.1  # share of the time that answers leave for prefills, however close to their budget
@@ -64,10 +62,7 @@ class HoldRules:
         is_queue_ours = queued.route.scorer == "predicted" and self.fleet.view.is_local(endpoint)
         if is_queue_ours and (rule := self._no_room(load)) is not None:
             return rule
-        if (rule := self.closed(queued, endpoint)) is not None:
-            return rule
-        harms = is_queue_ours and load.expected_tpot_misses  # mostly none: no answer there would notice a prefill
-        return HoldRule.SLACK if harms and self._has_slack(queued, endpoint, load) else None
+        return self.closed(queued, endpoint)
 
     def _no_room(self, load: Load) -> HoldRule | None:
         if load.backlog_s > ROOM:
@@ -75,17 +70,6 @@ class HoldRules:
         if load.kv_room < 0:
             return HoldRule.BLOCKS
         return HoldRule.PACE if load.reopens_in else None
-
-    def _has_slack(self, queued: QueuedRequest, endpoint: str, load: Load) -> bool:
-        """The prefill would cost answers their pace, and waiting helps: they gain on it, and no request is or would
-        become late."""
-        if queued.deadline == FOREVER or expected_tpot_misses(load, queued.prefill_s) <= HARM:
-            return False
-        if not _gains(queued, load) or self.queues.best_effort.late:
-            return False
-        queue = [queued, *(other for other in self.queues.of(endpoint) if other is not queued)]
-        starts = accumulate((each.prefill_s for each in queue), initial=self.now + load.backlog_s + TICK)
-        return all(start < each.send_by for start, each in zip(starts, queue, strict=False))
 
     def longest_in_the_way(self, endpoint: str) -> QueuedRequest | None:
         """The longest prefill for which a much shorter one behind it would come too late, if there is one: of the same

@@ -94,7 +94,7 @@ class PlacementRound:
         assert best is not None
         order = self._fastest(queued, decision) if late else [best]
         if not late:
-            queued.plan(best)
+            queued.prefill_s = best.forecast.prefill
         rules = list[HoldRule]()
         for each in order:
             if (rule := self.rules.held_by(queued, each, late, within)) is None:
@@ -187,7 +187,7 @@ class PlacementRound:
 
     def _move_to(self, queued: QueuedRequest, decision: Decision, candidate: Candidate) -> Decision | None:
         self.queues.unassign(queued)
-        queued.plan(candidate)
+        queued.prefill_s = candidate.forecast.prefill
         rule, moved = self.rules.rule_in_time(queued, candidate.endpoint.id), with_first(decision, candidate)
         return moved if rule is None else self._assign(queued, candidate, rule)
 

@@ -22,7 +22,6 @@ class HoldRule(StrEnum):
     PREFILL = "prefill", "the end of the prefill in progress there"
     BLOCKS = "blocks", "the end of answers there: its KV cache is full"
     PACE = "pace", "answers there that catch up with their TPOT budget"
-    SLACK = "slack", "answers there that can bear the prefill, or the end of the time that this request has to spare"
     HARM = "harm", "answers there that can bear the prefill: it is late, and would make them late too"
     VALLEY = "valley", "an engine with room to spare, or the end of its own time: its answer is due in a while"
     CALM = "calm", "answers there that use less of their pace: it is late"
@@ -54,7 +53,6 @@ class QueuedRequest(PlacementRequest):
     own_limit: bool = False  # assigned, and waiting for a limit that its caller alone has met
     prefill_s: float = 0.0  # engine time where it would go
     answer_s: float = 0.0  # expected time of the whole answer there; of a late request
-    send_by: float = FOREVER  # last moment at which the deadline is made there, with nothing ahead
     checked_at: float = NEVER  # last decision
     late_since: float = FOREVER  # entry into the best-effort queue
     returned: bool = False  # refused lately, and sent again
@@ -73,15 +71,6 @@ class QueuedRequest(PlacementRequest):
     def has_other_places(self) -> bool:
         """The request has a deadline, and the route more than one tier, or tiers divided by region."""
         return self.deadline < FOREVER and (len(self.route.tiers) > 1 or self.route.prefers_region)
-
-    def plan(self, chosen: Candidate) -> None:
-        """Note the engine time at an endpoint, and the last moment to send the request there: past without the chance
-        that the route promises."""
-        forecast, load = chosen.forecast, chosen.load
-        alone = max(forecast.point_estimate - load.wait - load.backlog_s, 0.0)
-        has_chance = self.qualifies(chosen)
-        self.prefill_s = forecast.prefill
-        self.send_by = self.deadline - alone * forecast.ratio(self.route.target) if has_chance else NEVER
 
     def plan_late(self, chosen: Candidate) -> None:
         """Note the times at an endpoint where the request would go once that is idle."""

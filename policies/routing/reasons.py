@@ -56,7 +56,7 @@ def _against_target(decision: Decision, candidate: Candidate) -> str:
 def _behind(decision: Decision, candidate: Candidate, first: Candidate) -> str:
     """The difference to the first, and the terms that make most of it."""
     less = first.value - candidate.value
-    if less <= 0:
+    if first.ranked_as is not RankKind.VALUE:
         return "behind a probe"
     own, best = terms_of(decision, candidate), terms_of(decision, first)
     worst = max(best, key=lambda name: best[name] - own[name])

@@ -44,12 +44,11 @@ def test_every_candidate_is_explained_in_its_rank() -> None:
             to_load=(32, 0, 16),
             probability=0.98765,
             price=0.001,
-            score=0.5,
-            reason="p50 123 ms",
+            value=0.5,
             load=Load(queued_tokens=1234.4, running=3, waiting=2),
             rtt=0.0125,
         ),
-        candidate("large/b", 0.4, tokens=110, tier=1, reason="qualifies in tier 2"),
+        candidate("large/b", 0.4, tokens=110, tier=1, value=0.2, place=1),
     )
     ranked[0].endpoint = replace(ranked[0].endpoint, region="eu")
     said = explain(decided(*ranked, deadline=10.8, at=10.05), ESTIMATE, {}, POOLS, {})
@@ -73,9 +72,10 @@ def test_every_candidate_is_explained_in_its_rank() -> None:
         "running": 3,
         "waiting": 2,
         "price_usd": 0.001,
-        "score": 0.5,
+        "value": 0.5,
+        "terms": {"good": 0.9877, "soon": -0.4877, "misses": 0.0, "engine": 0.0, "place": 0.0},
         "samples": 0,
-        "reason": "p50 123 ms",
+        "reason": "p50 123 ms, chance 0.988 >= 0 for 750 ms",
         "total_p50_ms": None,
         "total_p90_ms": None,
     }

@@ -58,7 +58,7 @@ def test_a_decision_is_shown_as_a_table(arguments: tuple[str, ...], capsys: pyte
     assert (first[0], second[0]) == ("1", "2")
     assert {first[1], second[1]} == {"large/10.0.0.1:8000", "large/10.0.0.2:8000"}
     assert (chosen[0], behind[0]) == ("chosen:", "p50")
-    assert lines[8].endswith("as good as the first of its tier, which luck drew")
+    assert lines[8].endswith("as good as the first, which luck drew")
     assert lines[-2:] == ["rejected", "   small/10.0.0.3:8000 (tier 2): prompt_tokens 8 is not <= 3"]
 
 

@@ -30,7 +30,7 @@ def diagnosis(slow: SlowRequests, made: Record) -> Diagnosis | None:
 
 
 def spent(upstream: float) -> list[float | None]:
-    return [0.001, 0.0, 0.001, 0.0, 0.0, None, 0.0, None, 0.001, 0.0, upstream, None, 0.001, 1.0]
+    return [0.001, 0.0, 0.001, 0.0, 0.0, None, 0.0, None, 0.001, 0.0, upstream, None, 1.0]
 
 
 def size(value: object, seen: set[int]) -> int:

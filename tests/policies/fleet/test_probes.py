@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from policies.routing.reasons import reason_of
 from policies.types import Health, Load, RequestView
 from tests.support.decision_fleet import DecisionScenario, budget
 
@@ -20,7 +21,7 @@ def world(**loads: Load) -> DecisionScenario:
 def share(of: DecisionScenario, endpoint: str) -> float:
     decisions = [of.decide(REQUEST, now=100.0, sequence=seed) for seed in range(REQUESTS)]
     tried = [decision for decision in decisions if decision.ranked[0].endpoint.id == endpoint]
-    assert all("probe" in decision.ranked[0].reason and "probe" in decision.reason for decision in tried)
+    assert all(reason_of(decision, decision.ranked[0]).startswith("probe, ") for decision in tried)
     return len(tried) / REQUESTS
 
 
@@ -70,5 +71,5 @@ def test_fallbacks_of_a_probe_keep_the_usual_order() -> None:
     assert tried
     for decision in tried:
         assert {c.endpoint.id for c in decision.ranked[1:3]} == {"fast", "other"}
-        assert "; the first but for a probe" in decision.ranked[1].reason
+        assert reason_of(decision, decision.ranked[1]).endswith("; behind a probe")
         assert decision.ranked[3].endpoint.id == "late"
