@@ -19,14 +19,12 @@ from policies.types import FOREVER, UNUSABLE, Candidate, Load
 
 ROOM = 0.1  # s of prefill queued inside an engine: enough for the next step
 IDLE = 0.01  # s of prefill under which an engine is idle
-GAINING = 0.75  # of their TPOT budget: slower answers gain too little on it for holding to help
 AT_LIMIT = 0.95  # of the TPOT pressure at which an engine takes no prefill
 LEAST_LEFT = 0.1  # share of the time that answers leave for prefills, however close to their budget
 WORTH = 2.0  # ratio of prefill times from which a longer prefill is postponed for a shorter one behind
 HARMLESS = 0.3  # expected TPOT misses because of an already late request
 HARMLESS_ABOVE_SHARE = 0.01  # the same because of a request of a tenant above its share
 CALM = 0.4  # of the TPOT pressure at which an engine takes no prefill: for a late one above LONG
-CALM_FOR_SHORT = 0.5  # the same for any other late one, where answers gain by it: its own answer takes some pace
 FORCED_AFTER = 30.0  # s from arrival, where a route says `on_miss: best_effort`
 TICK = 0.05  # s between two rounds without events
 
@@ -125,7 +123,7 @@ class HoldRules:
             return HoldRule.SHARE if is_over else HoldRule.HARM
         if self._waits_for_valley(queued, endpoint, load, prefill_s):
             return HoldRule.VALLEY
-        if queued.deadline < FOREVER and self._is_restless(queued, load, prefill_s):
+        if queued.deadline < FOREVER and prefill_s > LONG and load.tpot_pressure > CALM:
             return HoldRule.CALM
         return self.closed(queued, endpoint)
 
@@ -141,12 +139,6 @@ class HoldRules:
         pool = self.fleet.snapshot(self.now).pools[self.fleet.view.pool_of(endpoint)]
         is_valley = waiting.batch.is_valley(pool.name, len(pool.endpoints), load, prefill_s, hurry, self.now)
         return not is_valley or (waiting.late and hurry < 1)
-
-    def _is_restless(self, queued: QueuedRequest, load: Load, prefill_s: float) -> bool:
-        """The engine's answers need their pace. A short prefill takes little of it, and waits only where they gain."""
-        if prefill_s > LONG:
-            return load.tpot_pressure > CALM
-        return load.tpot_pressure > CALM_FOR_SHORT and _gains(queued, load)
 
     def _must_begin(self, queued: QueuedRequest) -> bool:
         """The route promises a late answer, whatever that costs other requests."""
@@ -173,11 +165,6 @@ class HoldRules:
         assert queued.hold is not None
         endpoint = queued.hold.endpoint
         return endpoint in idle and self.late_rule(queued, endpoint, queued.prefill_s) is None
-
-
-def _gains(queued: QueuedRequest, load: Load) -> bool:
-    """Answers of the endpoint gain on their TPOT budget while nothing is prefilled."""
-    return _left_for_prefills(queued.route.tpot_budget(queued.request.tpot_budget), load) >= 1 - GAINING
 
 
 def _left_for_prefills(budget: float | None, load: Load, share: float = 1.0) -> float:

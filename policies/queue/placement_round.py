@@ -30,7 +30,6 @@ from policies.queue.queued_request import Hold, HoldRule, QueuedRequest
 from policies.types import FOREVER, Candidate, Decision, Endpoint, Placement, RejectionKind
 
 LATE = 0.5  # chance of the deadline, below which a request with a short prefill is late
-ALIKE = 1.25  # times the prefill at the fastest endpoint of a pool
 RECHECK = 0.1  # s between two decisions of an assigned request that may have a better place
 POSTPONED = 8  # requests in one placement: each is looked for in all of the queue
 
@@ -107,21 +106,15 @@ class PlacementRound:
         return order[first], HoldRule.RATE_LIMIT if is_limited else rules[first]
 
     def _fastest(self, queued: QueuedRequest, decision: Decision) -> list[Candidate]:
-        """The fastest endpoint of each pool, fastest first; of a request without a deadline, the preferred tier's.
-
-        With those that are ALIKE, where it is the only one: of many, each would take an engine from the others' caches.
-        """
-        by_pool, is_only = dict[str, Candidate](), len(self.queues.best_effort) == queued.is_late
-        found: list[Candidate] = []
+        """The fastest endpoint of each pool, fastest first; all endpoints for batch work. A request without a deadline
+        goes to its preferred tier alone."""
+        by_pool = dict[str, Candidate]()
         any_tier = queued.deadline < FOREVER or self.rules.hurry(queued) >= 1
-        best = decision.ranked[0].endpoint
+        is_batch, best, found = queued.due < FOREVER, decision.ranked[0].endpoint, list[Candidate]()
         for candidate in sorted(decision.ranked, key=lambda each: each.forecast.p50):
             if any_tier or queued.route.is_same_part(candidate.endpoint, best):
                 fastest = by_pool.setdefault(candidate.endpoint.pool, candidate)
-                is_alike = queued.due < FOREVER or (
-                    is_only and candidate.forecast.prefill <= ALIKE * fastest.forecast.prefill
-                )
-                found += [candidate] if candidate is fastest or is_alike else []
+                found += [candidate] if candidate is fastest or is_batch else []
         return found
 
     def _skipped_rate_limited(self, decision: Decision, tier: int) -> bool:

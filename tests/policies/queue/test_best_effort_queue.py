@@ -197,24 +197,6 @@ def test_a_short_late_request_holds_up_none_that_waits_for_another_endpoint(monk
     assert queue.release(later=0.01) == ["second"]
 
 
-@pytest.mark.parametrize(("cached", "others", "taken"), [(0.1, 0, ["r"]), (0.5, 0, []), (0.1, 1, [])])
-def test_the_only_late_request_takes_an_engine_with_nearly_the_same_prefill(
-    cached: float, others: int, taken: list[str]
-) -> None:
-    """In place of the fastest, whose answers are not calm. Of many, each would take an engine from the sessions whose
-    prompts it has cached."""
-    queue = QueueFixture((ONE, TWO))
-    cache(queue, ONE, BLOCKS[: round(cached * len(BLOCKS))])
-    queue.decode(ONE, token=0.022, pace=0.05, since=20.0)
-    answer = queue.decode(TWO, token=0.022, pace=0.05, since=20.0)
-    for name in ("r", *(f"other {number}" for number in range(others))):
-        queue.arrive(name, **LONG, blocks=BLOCKS)
-    assert queue.release() == []
-    queue.end(*answer)
-    assert queue.release(later=0.01) == taken
-    assert all(queue.destination(name) == TWO.id for name in taken)
-
-
 # --------------------------------------------------------------------------- cost
 
 

@@ -71,20 +71,6 @@ def test_what_an_engine_can_begin_without_loss_is_not_kept_by_the_answers_of_ano
     assert queue.destination("r") == TWO.id
 
 
-@pytest.mark.parametrize(("token", "released"), [(0.019, "late"), (0.023, "in time")])
-def test_a_short_late_prefill_leaves_the_last_of_the_pace_to_requests_in_time(
-    token: float, released: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its prefill costs little, but its answer is one more that the others bear: 0.45 and 0.55 of the pace here."""
-    queue = QueueFixture()
-    monkeypatch.setattr(hold_rules, "HARMLESS", 1.0)
-    queue.decode(ONE, token=token, pace=0.05, since=20.0)
-    queue.arrive("late", **SHORT_LATE)
-    queue.arrive("in time", tokens=100, budget=60.0)
-    assert queue.release() == [released]
-    assert released == "late" or queue.hold("late") == "calm"
-
-
 def test_a_request_without_a_deadline_needs_no_calm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batch fills what is idle: it is measured by throughput."""
     queue = QueueFixture()
