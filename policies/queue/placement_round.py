@@ -1,9 +1,9 @@
 """Placement of a request at one moment: at an endpoint, in a queue, or back to the caller.
 
 Rules:
-- A request is late where no endpoint makes the deadline with the target probability of the route, and the prefill is
-  LONG or the chance below LATE: what is doubtful must not take seconds from others. A request of a tenant above its
-  share (`policies.queue.fair_share`), or without a deadline, is treated as late.
+- A request is late where no endpoint makes the deadline with the target probability of the route, and the chance is
+  below LATE, or SURE with a LONG prefill: what is doubtful must not take seconds from others. A request of a tenant
+  above its share (`policies.queue.fair_share`), or without a deadline, is treated as late.
 - A request in time goes to the endpoint of its decision, or is assigned to it until no rule holds it any longer
   (`policies.queue.hold_rules`). At the head of the queue it is decided again.
 - Where not all of a queue come in time, prefills much longer than one that would be late behind them are late in its
@@ -29,7 +29,7 @@ from policies.queue.queue_view import QueueView
 from policies.queue.queued_request import Hold, HoldRule, QueuedRequest
 from policies.types import FOREVER, Candidate, Decision, Endpoint, Placement, RejectionKind
 
-LATE = 0.5  # chance of the deadline, below which a request with a short prefill is late
+LATE, SURE = 0.5, 0.95  # chances of the deadline, below which a request with a short prefill, or a LONG one, is late
 RECHECK = 0.1  # s between two decisions of an assigned request that may have a better place
 POSTPONED = 8  # requests in one placement: each is looked for in all of the queue
 
@@ -80,7 +80,7 @@ class PlacementRound:
             return False
         if queued.deadline == FOREVER or self.rules.shares.is_over(queued.tenant):
             return True
-        return not decision.in_time and (best.forecast.prefill > LONG or best.probability < LATE)
+        return not decision.in_time and best.probability < (SURE if best.forecast.prefill > LONG else LATE)
 
     def _find(
         self, queued: QueuedRequest, decision: Decision, late: bool, within: float = IDLE
