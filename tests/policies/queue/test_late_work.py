@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from policies.queue import hold_rules, late_work
+from policies.queue import hold_rules, late_work, placement_round
 from policies.queue.late_work import (
     MARGIN,
     PATIENCE,
@@ -43,13 +43,16 @@ def test_a_short_prefill_that_makes_its_deadline_more_likely_than_not_is_not_lat
     assert queue.best_effort == ["hopeless"]
 
 
-@pytest.mark.parametrize(("target", "is_late"), [(0.5, False), (0.999, True)])
-def test_a_long_prefill_is_late_without_the_chance_that_its_route_promises(target: float, is_late: bool) -> None:
-    """What is doubtful must not take seconds from others."""
+@pytest.mark.parametrize(("sure", "is_late"), [(0.999, True), (0.95, False)])
+def test_a_long_prefill_is_late_without_a_sure_chance(
+    sure: float, is_late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is doubtful must not take seconds from others. Enough is enough, whatever the target of the route."""
+    monkeypatch.setattr(placement_round, "SURE", sure)
     queue = QueueFixture()
     queue.fill(ONE)
-    assert queue.enter("r", tokens=30_000, ttft={"budget": "4s", "target": target}) == []
-    assert 0.5 < queue.chance("r") < 0.999
+    assert queue.enter("r", tokens=30_000, ttft={"budget": "2.8s", "target": 0.9999}) == []
+    assert 0.95 < queue.chance("r") < 0.999
     assert bool(queue.best_effort) == is_late
 
 
