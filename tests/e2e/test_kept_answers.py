@@ -85,7 +85,7 @@ async def test_the_answer_of_a_tier_that_stood_in_for_lateness_is_not_kept() -> 
 
 async def test_an_answer_for_which_a_better_one_was_asked_is_not_kept() -> None:
     """The first tier's own answer was cut off, and the second had none."""
-    rule = {"when": ["length"]}
+    rule = ["length"]
     async with two_tiers([whole("a", "length")], [error("500 Internal Server Error")], escalate=rule) as gateway:
         assert [await asked(gateway), await asked(gateway)] == [BIG, BIG]
 

@@ -40,7 +40,7 @@ TRANSCRIPT = Transcript(
         "[DONE]",
     ),
     tokens=2,
-    usage=Usage(1200, 3, 1024),
+    usage=Usage(1200, 3, 1024, reasoning=1),
     limits=LIMITS,
     waits=[(False, 499, 500, 0.12), (True, 29000, 30000, 2.0)],
     errors=[

@@ -107,7 +107,7 @@ def test_a_stream_of_a_simulated_engine_is_its_whole_answer(
     reply = SimulatedReply(tuple(pieces), "stop", tool)
     writer = ReplyWriter(reply=reply, id="x", model="m", created=7, chat=chat, vllm=True, usage=True)
     metrics = {"queue_time_ms": 1.5}
-    stream = b"".join(map(writer.token, range(len(pieces)))) + writer.ending(USAGE, metrics)
+    stream = b"".join(writer.tokens(i, i + 1) for i in range(len(pieces))) + writer.ending(USAGE, metrics)
     forward = BackendRequest(Operation.CHAT if chat else Operation.COMPLETION, {}, "m", stream=False)
     assembler = build(BackendConfig("simulated", "m")).assembler(forward)
     cuts = data.draw(st.lists(st.integers(0, len(stream)), max_size=6))
