@@ -34,8 +34,6 @@ What the gateway does for all of them, unasked:
   much. The pool needs its `context_window`.
 - A prompt that leaves no room is a 400, in the words by which Claude Code compacts.
 - Tools that an engine cannot run are left out where an agent can do without: `x-firsttoken-left-out` names them.
-- A route may have [time for a whole session](policies.md#time-for-a-whole-session): the Record of each step shows what
-  is left of it.
 - `workload: agent` of the route never ends an answer while tokens come.
 
 <!-- check: alone -->

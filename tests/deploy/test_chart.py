@@ -309,7 +309,7 @@ def test_every_service_selects_pods_with_its_port(case: str) -> None:
             continue
         fitting = [each for each in templates if one["spec"]["selector"].items() <= each["metadata"]["labels"].items()]
         (found,) = fitting
-        names = {port["name"] for port in found["spec"]["containers"][0]["ports"]}
+        names = {port["name"] for each in found["spec"]["containers"] for port in each["ports"]}
         assert {port["targetPort"] for port in one["spec"]["ports"]} <= names
 
 

@@ -190,13 +190,13 @@ def test_an_arrival_knows_what_the_caller_asked_and_who_it_was() -> None:
 
 
 def test_the_attempt_that_won_has_the_time_to_its_first_token() -> None:
-    """From its opening, without the judging of its first words and the gateway's own relay; of an answer of another
+    """From its opening, without the gateway's own relay; of an answer of another
     endpoint there is none."""
     lost = AttemptRecord(1, AttemptKind.PRIMARY, "small/b", "small", 0.01, 0.05, AttemptOutcome.FAILED)
     won = AttemptRecord(2, AttemptKind.FALLBACK, "small/a", "small", 0.05, 1.0, AttemptOutcome.COMPLETED)
-    found = logged(attempts=[lost, won], ttft=0.2, spent=[None] * 11 + [0.03, 0.01, None])
+    found = logged(attempts=[lost, won], ttft=0.2, spent=[None] * 11 + [0.01, None])
     assert found.winner is found.attempts[1]
-    assert found.upstream == pytest.approx(0.11)
+    assert found.upstream == pytest.approx(0.14)
     assert logged(attempts=[won, lost], ttft=0.2).winner is None
 
 
