@@ -55,6 +55,17 @@ def report(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"sent up to {done.late * 1e3:.0f} ms late; {done.lost_records} requests without a Record"
 
 
+def as_json(found: Mapping[str, Any]) -> str:
+    """A line; keys of several names are joined by a space."""
+    return json.dumps(_named(asdict(found["played"]) | {name: found[name] for name in found if name != "played"}))
+
+
+def _named(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {" ".join(map(str, key)) if isinstance(key, tuple) else key: _named(each) for key, each in value.items()}
+    return [_named(each) for each in value] if isinstance(value, list | tuple) else value
+
+
 def _row(found: PlayedRow) -> tuple[str, ...]:
     row = found.row
     times = [f"{ttft * 1e3:.0f} ms" for ttft in row.ttft]
@@ -82,7 +93,7 @@ def main() -> None:
     tasks = [(replay, args.seconds) for replay in replays(args)]
     with ProcessPoolExecutor(args.jobs, get_context("spawn"), max_tasks_per_child=1) as workers:
         for found in workers.map(play_one, tasks):
-            print(json.dumps(found, default=asdict) if args.json else "\n".join([*report(found), ""]), flush=True)
+            print(as_json(found) if args.json else "\n".join([*report(found), ""]), flush=True)
 
 
 if __name__ == "__main__":
