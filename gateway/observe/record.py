@@ -152,7 +152,7 @@ class Record:
     total: float = 0.0
     tpot: float | None = None
     gaps: TokenGaps = NO_GAPS
-    conversation: str = ""  # as the caller names it, for traces alone; empty: it names none
+    conversation: str = ""  # digest of the name that the caller gives it, for traces alone; empty: it names none
     service_tier: Any = None  # as the caller asked, for traces alone
     facts: ReplyFacts = NO_FACTS  # of the reply that answered, for traces alone
     reasoning_effort: str = ""  # as the caller asked (`gateway.api.reasoning_effort`); empty: it named none

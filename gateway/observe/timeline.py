@@ -9,6 +9,7 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from hashlib import blake2b
 from time import monotonic
 
 from backends.interface import EngineTimes, ReplyFacts, Usage
@@ -346,7 +347,7 @@ class RequestTimeline:
         record.prefix = landmarks(self._blocks)
         if (request := self.request) is not None:
             record.reasoning_effort = request.reasoning_effort
-            record.conversation = request.session if request.is_conversation else ""
+            record.conversation = _digest(request.session) if request.is_conversation else ""
             record.service_tier = request.body.get("service_tier")
         if record.ttft is not None:
             self.close((STREAM, at))
@@ -382,3 +383,8 @@ def landmarks(blocks: PrefixBlocks) -> Sequence[int]:
 def note_on_screen(record: Record, seconds: float) -> None:
     """Note the caller's own measurement, which comes after the answer."""
     record.on_screen = seconds
+
+
+def _digest(name: str) -> str:
+    """The name of a conversation, which may hold an account of the caller: alike in all replicas, and not read back."""
+    return blake2b(name.encode(errors="surrogatepass"), digest_size=8).hexdigest() if name else ""
