@@ -140,7 +140,7 @@ IDEAS = (
     Idea(
         "spilling",
         "a queued request never moves to another tier",
-        ((PlacementRound, "is_due", _never), (PlacementRound, "move", _nothing)),
+        ((PlacementRound, "move", _nothing),),
         plays_in=_with_tiers,
     ),
     Idea(

@@ -336,6 +336,7 @@ class InFlightAttempt:
         else:
             connected = report.connected and blame.evidence is not Evidence.UNREACHABLE
             why = reason(blame, report.cause)
+            self.state.limits.on_not_taken(self.candidate.prompt_tokens, self.sent_at)
             callers.on_failed(key, self.caller, blame.outcome, blame.evidence, now, connected=connected, why=why)
 
     def on_unknown_adapter(self, key: Hashable, adapters: AdapterSlots, now: float) -> None:

@@ -138,10 +138,8 @@ class EndpointLimits:
     ) -> None:
         """The provider refuses a prompt of `tokens` tokens for a rate limit. `counts_tokens` None: it does not say of
         what; `retry_after`: s, None where it names none. Teaches the limit, unless it is reported."""
-        sent, of_tokens = (sent_at, tokens), bool(counts_tokens)
-        if sent in self._sent:
-            self._sent.remove(sent)
-            self._tokens -= tokens
+        of_tokens = bool(counts_tokens)
+        self.on_not_taken(tokens, sent_at)
         others = [(at, each) for at, each in self._sent if now - at <= RATE_LIMIT_WINDOW]
         longest = max((each for _, each in others), default=0.0)
         is_own = not others or (counts_tokens is not False and tokens > OUTSIZED * longest)
@@ -156,6 +154,12 @@ class EndpointLimits:
             else LearnedLimit.of_first_refusal(of_tokens, taken, amount, now, retry_after)
         )
         self._learned = (*known.values(),)
+
+    def on_not_taken(self, tokens: float, sent_at: float) -> None:
+        """The provider has not served the prompt sent then: it shows no rate that was taken."""
+        if (sent := (sent_at, tokens)) in self._sent:
+            self._sent.remove(sent)
+            self._tokens -= tokens
 
     def saved(self, blocked_until: float, callers: Mapping[str, ProviderRefusal], now: float) -> SavedLimits | None:
         """The limits that survive a restart; None: none is in force. `blocked_until`: for all callers, as any process

@@ -61,15 +61,15 @@ def _order_equals(found: CandidateSet, ranking: list[Candidate]) -> None:
     """Order the first of the ranking that are as good as the best, all of its tier."""
     best, session = ranking[0], found.queued.request.session
     sticks = bool(session) and not found.fleet.pools[best.endpoint.pool].local
-    near = best.value - (SIMILAR if sticks else NEAR) * soon_per_s(found) * best.forecast.p50
-    limit = min(near, best.value - EQUAL)
+    near = SIMILAR if sticks else NEAR
+    limit = best.value - max(EQUAL, near * soon_per_s(found) * best.forecast.p50)
     if ranking[1].value < limit:
         return
     seed = crc32(session.encode(errors="surrogatepass")) if sticks else found.queued.sequence
     equals = [each for each in ranking if each.tier == best.tier and each.value >= limit]
 
     def order(each: Candidate) -> tuple[float, bool, float]:
-        is_drawn = each.value >= near or (sticks and not each.forecast.trained)
+        is_drawn = each.forecast.p50 <= (1 + near) * best.forecast.p50 or (sticks and not each.forecast.trained)
         return -each.hit, not is_drawn, tie_break(seed, each.endpoint.id) if is_drawn else -each.value
 
     equals.sort(key=order)

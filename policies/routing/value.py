@@ -1,6 +1,6 @@
 """The value of a place for a request: good requests that sending it to an endpoint now is expected to add.
 
-    value = chance x pace x total + SOON x (1 - p50 / budget) - misses - ENGINE x prefill - place x (1 - target)
+    value = chance x pace x total + SOON x (1 - p50 / budget) - misses - ENGINE x more - place x (1 - target)
 
 - chance: that the first token comes before the deadline, by the forecast, with all that is queued before the request.
 - pace: that the answer keeps its TPOT at the endpoint's load, over the same in the first tier at rest; where there are
@@ -9,8 +9,8 @@
   chance of that.
 - p50 / budget: share of the TTFT budget that the median first token takes. Soon is better than just in time.
 - misses: answers in progress there that the prefill is expected to make miss their TPOT (`policies.latency.tpot`).
-- prefill: seconds of engine time that others cannot have, at the pace of the fastest engine of the tier: the time of a
-  slow engine is worth less.
+- more: seconds of prefill beyond the least of its tier, which others cannot have; at the pace of the fastest engine of
+  the tier, as the time of a slow engine is worth less.
 - place: of the tier in the order that `prefer` gives, from 0 on. A place up is worth as much of a chance as the route
   may miss: a tier is left where another adds more than 1 - target.
 
@@ -27,7 +27,7 @@ from policies.routing.candidates import CandidateSet, TierCandidates
 from policies.types import FOREVER, NEVER, Candidate, Completion
 
 SOON = 0.1  # good requests for a first token that takes none of the budget, rather than all of it
-ENGINE = 0.3  # good requests for a second of an engine's prefill
+ENGINE = 0.3  # good requests for a second of prefill that another engine of the tier would save
 UNBOUNDED = 3.0  # s that stand for a TTFT budget where there is none
 HOPELESS = 0.05  # chance at rest of a TPOT budget that no engine of the tier keeps
 TRIED = 3  # requests in progress at an endpoint of unknown pace, above which others have to tell
@@ -41,6 +41,7 @@ def weigh(found: CandidateSet) -> None:
     weighs_total, total_target = found.queued.weighs_total, found.queued.route.total_target
     for place, tier in enumerate(places):
         per_token = ENGINE * min(each.forecast.prefill / max(each.uncached, 1) for each in tier)
+        least = min(each.uncached for each in tier)
         for each in tier:
             forecast, load = each.forecast, each.load
             if pace is not None:
@@ -48,9 +49,9 @@ def weigh(found: CandidateSet) -> None:
             if weighs_total:
                 each.kept *= min(found.total_chance(each) / total_target, 1.0)
             good, p50 = each.probability * each.kept, forecast.p50
-            if each.trial_s:  # the forecast is a guess
-                good, p50 = each.kept, 0.0
-            each.engine = per_token * each.uncached
+            if each.trial_s or (not forecast.prefill and not forecast.trained and each.probability >= found.target):
+                good, p50 = each.kept, 0.0  # of an API by its prior: a guess that is never tried is never known
+            each.engine = per_token * (each.uncached - least)
             value = good + SOON - soon * p50 - each.engine - step * place
             if load.expected_tpot_misses:
                 value -= expected_tpot_misses(load, forecast.prefill)

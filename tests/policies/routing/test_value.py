@@ -71,22 +71,30 @@ def test_engine_time_is_subtracted() -> None:
     """Others cannot have it: an engine that holds half of the prompt is worth more than one that is sooner by as
     little."""
     assert firsts(a=0.10, b=0.12, hits={"b": TOKENS // 2}) == {"b"}
-    found = decided(a=0.1)
-    assert terms_of(found, found.ranked[0])["engine"] == pytest.approx(-ENGINE * TOKENS / RATE)
+    found = decided(a=0.10, b=0.12, hits={"b": TOKENS // 2})
+    assert terms_of(found, found.ranked[1])["engine"] == pytest.approx(-ENGINE * TOKENS / 2 / RATE)
+
+
+def test_engine_time_is_no_reason_to_leave_a_tier() -> None:
+    """A long prompt stays with idle engines before an API, whose prefill nobody here pays for with time."""
+    fleet = {"engines": {"e": 0.6}, "api": {"A": 0.6}}
+    found = DecisionScenario(fleet, tokens=10_000, pools={"api": {"local": False}}, route=budget(3.0)).decide()
+    assert order(found) == ["e", "A"]
 
 
 def test_a_slow_engine_of_a_tier_costs_no_more_engine_time_than_a_fast_one() -> None:
     """The time of a slow engine is worth less: an uneven fleet uses all of its engines."""
-    found = decided(a=0.1, b=0.3, hits={"b": TOKENS // 2})
+    found = decided(a=0.1, b=0.3, c=0.2, hits={"b": TOKENS // 2, "c": TOKENS})
     engine = {each.endpoint.id: terms_of(found, each)["engine"] for each in found.ranked}
     assert engine["b"] == pytest.approx(engine["a"] / 2)
+    assert engine["c"] == 0
 
 
 def test_the_page_on_routing_states_the_constants() -> None:
     """In its formula."""
     page = (Path(__file__).parents[3] / "docs/routing.md").read_text("utf-8")
     assert f"{SOON:g} x (1 - p50 / budget)" in page
-    assert f"{ENGINE:g} x prefill" in page
+    assert f"{ENGINE:g} x more" in page
 
 
 def test_an_endpoint_after_a_probe_says_so() -> None:
