@@ -197,7 +197,7 @@ class Picker:
             return
 
         def more() -> None:
-            if not limit.expired():  # both are due after a stall of the loop
+            if loop.time() < (limit.when() or 0.0):  # both are due after a stall of the loop
                 asked.more_time(self._hold + MARGIN)
                 limit.reschedule(loop.time() + self._hold)
 
