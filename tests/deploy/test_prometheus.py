@@ -104,7 +104,7 @@ def test_shares_are_between_zero_and_one(results: Results) -> None:
     ):
         assert all(0 <= value <= 1 for _, value in by_location[location]), location
     assert sum(value for _, value in by_location["routes: Tier share: A"]) == pytest.approx(1)
-    shares = [by_location[f"why-slow: TTFT by cause: {letter}"] for letter in "ABCDEFGH"]
+    shares = [by_location[f"why-slow: TTFT by cause: {letter}"] for letter in "ABCDEFG"]
     assert sum(value for found in shares for _, value in found) == pytest.approx(1, abs=0.05)
 
 

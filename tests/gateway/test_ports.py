@@ -7,7 +7,7 @@ import re
 import sys
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -42,9 +42,10 @@ async def process(*arguments: str) -> AsyncIterator[tuple[asyncio.subprocess.Pro
 
 def listening(pid: int) -> int:
     """TCP sockets of a process that listen."""
-    inodes = {
-        str(link.readlink())[8:-1] for link in Path(f"/proc/{pid}/fd").iterdir() if "socket:" in str(link.readlink())
-    }
+    inodes = set[str]()
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed since it was listed
+            inodes.add(str(link.readlink()).removeprefix("socket:[")[:-1])
     rows = [row.split() for row in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     return sum(row[3] == "0A" and row[9] in inodes for row in rows)
 
