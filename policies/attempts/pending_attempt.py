@@ -120,6 +120,11 @@ class SilenceLook:
             return SilenceFinding.WAITING
         seen = self.facts.outlook(pending.attempt, pending.sent_at, upcoming, self.now)
         own, fresh, since = seen.forecast, seen.upcoming, seen.since
+        lost_at = pending.sent_at + max(OVERTAKEN * own.p90, LEAST_OVERTAKEN)
+        if self.now >= lost_at:
+            if self.facts.is_overtaken(pending.attempt.number):  # lost there: later requests are answered
+                return SilenceFinding.NO_TOKEN
+            lost_at = self.now + LEAST_OVERTAKEN
         doubt_at = patience_until(own, fresh.p50, since, self.deadline)
         if (look_at := min(doubt_at, leave_by(own, fresh, since, self.deadline))) <= self.now:
             about = own, fresh, since, self.now, self.deadline, seen.heard_at
@@ -131,7 +136,7 @@ class SilenceLook:
                 look_at = leave_at
             if leave_at <= self.now:
                 return SilenceFinding.NO_TOKEN
-        pending.recheck_in(max(look_at - self.now, LOOK_LEAST), self.now)
+        pending.recheck_in(max(min(look_at, lost_at) - self.now, LOOK_LEAST), self.now)
         return SilenceFinding.WAITING
 
     @property
