@@ -8,11 +8,11 @@ Rules:
   (`policies.queue.hold_rules`). At the head of the queue it is decided again.
 - Where not all of a queue come in time, prefills much longer than one that would be late behind them are late in its
   place, the longest first (Moore and Hodgson, 1968): most requests are then in time.
-- An assigned request is decided again every RECHECK seconds where another tier may be of more value by then, or its
-  endpoint is closed and another is not.
+- An assigned request is decided again every RECHECK seconds where the route has another tier or region, or its endpoint
+  is closed. It moves to one of more value, or at the last moment at which that one makes the deadline; from a closed
+  endpoint to one with room.
 - A late request goes to an idle endpoint, the fastest of each pool, or queues behind all in time, or is refused where
-  it would wait for too long (`policies.queue.late_work`), unless the forecast is not trained. While no other
-  late request waits, an endpoint with nearly the same prefill will do in place of the fastest.
+  it would wait for too long (`policies.queue.late_work`), unless the forecast is not trained.
 """
 
 from __future__ import annotations

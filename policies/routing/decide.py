@@ -14,6 +14,7 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from policies.routing.answer_chances import with_answer, with_total
 from policies.routing.candidates import EXTERNAL_LIMIT, CandidateSet, find_candidates
@@ -57,9 +58,7 @@ def decide(
     if scorer is not None or any(map(found.queued.qualifies, ranking)):
         return _decision(found, _PLACE, ranking)
     ranking.sort(key=lambda each: (-each.probability, each.forecast.p50))
-    missed = _miss(found, ranking)
-    missed.in_time = False
-    return missed
+    return replace(_miss(found, ranking), in_time=False)
 
 
 def _decision(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from policies.latency.tpot import expected_tpot_misses
+from policies.routing.value import is_guess
 from policies.types import Candidate, Decision, RankKind
 
 _KINDS = {
@@ -25,7 +26,7 @@ def terms_of(decision: Decision, candidate: Candidate) -> dict[str, float]:
     """The terms of the value, which is their sum: good requests. Empty for a baseline's score."""
     if not decision.is_by_value or candidate.ranked_as is RankKind.RESERVE:
         return {}
-    good = (1.0 if candidate.trial_s else candidate.probability) * candidate.kept
+    good = candidate.kept * (1.0 if is_guess(candidate, decision.target) else candidate.probability)
     misses = expected_tpot_misses(candidate.load, candidate.forecast.prefill)
     taken = {"misses": -misses, "engine": -candidate.engine}
     taken["place"] = -(1 - decision.target) * candidate.place

@@ -14,7 +14,7 @@
 - place: of the tier in the order that `prefer` gives, from 0 on. A place up is worth as much of a chance as the route
   may miss: a tier is left where another adds more than 1 - target.
 
-`docs/routing.md` has the ablations of the constants.
+Decision 0103 says what else was tried, and what the constants are worth.
 """
 
 from __future__ import annotations
@@ -49,13 +49,20 @@ def weigh(found: CandidateSet) -> None:
             if weighs_total:
                 each.kept *= min(found.total_chance(each) / total_target, 1.0)
             good, p50 = each.probability * each.kept, forecast.p50
-            if each.trial_s or (not forecast.prefill and not forecast.trained and each.probability >= found.target):
-                good, p50 = each.kept, 0.0  # of an API by its prior: a guess that is never tried is never known
+            if is_guess(each, found.target):
+                good, p50 = each.kept, 0.0
             each.engine = per_token * (each.uncached - least)
             value = good + SOON - soon * p50 - each.engine - step * place
             if load.expected_tpot_misses:
                 value -= expected_tpot_misses(load, forecast.prefill)
             each.value, each.place = value, place
+
+
+def is_guess(candidate: Candidate, target: float) -> bool:
+    """An API is known by its prior alone, and is to be tried: a guess that is never tried is never known."""
+    forecast = candidate.forecast
+    is_prior = not forecast.prefill and not forecast.trained
+    return candidate.trial_s > 0 or (is_prior and candidate.probability >= target)
 
 
 def soon_per_s(found: CandidateSet) -> float:
