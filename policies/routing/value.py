@@ -40,7 +40,7 @@ def weigh(found: CandidateSet) -> None:
     soon = soon_per_s(found)
     weighs_total, total_target = found.queued.weighs_total, found.queued.route.total_target
     for place, tier in enumerate(places):
-        per_token = ENGINE * min(each.forecast.prefill / max(each.uncached, 1) for each in tier)
+        per_token = ENGINE * min((each.forecast.prefill / each.uncached for each in tier if each.uncached), default=0.0)
         least = min(each.uncached for each in tier)
         for each in tier:
             forecast, load = each.forecast, each.load

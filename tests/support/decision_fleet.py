@@ -57,6 +57,7 @@ class GivenPredictions:
     error: int = 0  # of every count, tokens
     regions: Mapping[str, str] = field(default_factory=dict)  # by endpoint
     rtt: Mapping[str, float] = field(default_factory=dict)  # s, by endpoint
+    rates: Mapping[str, float] = field(default_factory=dict)  # of prefill, tokens per second; absent: RATE
     asked: list[str] = field(default_factory=list)
 
     def candidates(
@@ -91,7 +92,7 @@ class GivenPredictions:
         self, name: str, load: Load, prompt: PoolEstimate, tier: int, price: float, left: float
     ) -> Candidate:
         hit, ttft = self.hits.get(name, 0), self.ttft[name] + load.queued_tokens / RATE
-        forecast = Forecast(ttft, RATIOS, load.tpot, 100, (prompt.tokens - hit) / RATE)
+        forecast = Forecast(ttft, RATIOS, load.tpot, 100, (prompt.tokens - hit) / self.rates.get(name, RATE))
         return Candidate(
             endpoint=Endpoint(name, self.pools[name], self.regions.get(name, "")),
             tier=tier,

@@ -46,8 +46,10 @@ def test_endpoints_within_a_few_percent_count_as_equal() -> None:
 
 
 def test_of_equals_the_longer_hit_comes_first() -> None:
-    """Even where the hit saves next to nothing."""
+    """Even where the hit saves next to nothing, and the first token comes a little later: not 0.5 s later."""
     assert firsts(a=0.1, b=0.1, hits={"b": 16}) == {"b"}
+    assert firsts(a=0.1, b=0.2, hits={"b": 16}) == {"b"}
+    assert firsts(a=0.1, b=0.6, hits={"b": 16}) == {"a"}
 
 
 def test_answers_that_would_miss_their_tpot_are_subtracted() -> None:
@@ -84,10 +86,12 @@ def test_engine_time_is_no_reason_to_leave_a_tier() -> None:
 
 def test_a_slow_engine_of_a_tier_costs_no_more_engine_time_than_a_fast_one() -> None:
     """The time of a slow engine is worth less: an uneven fleet uses all of its engines."""
-    found = decided(a=0.1, b=0.3, c=0.2, hits={"b": TOKENS // 2, "c": TOKENS})
+    uneven = DecisionScenario({"main": {"slow": 0.3, "fast": 0.1, "cached": 0.2}}, hits={"cached": TOKENS})
+    uneven.beliefs.rates = {"slow": RATE / 4}
+    found = uneven.decide()
     engine = {each.endpoint.id: terms_of(found, each)["engine"] for each in found.ranked}
-    assert engine["b"] == pytest.approx(engine["a"] / 2)
-    assert engine["c"] == 0
+    assert engine["slow"] == pytest.approx(engine["fast"]) == pytest.approx(-ENGINE * TOKENS / RATE)
+    assert engine["cached"] == 0
 
 
 def test_the_page_on_routing_states_the_constants() -> None:
