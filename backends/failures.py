@@ -119,7 +119,7 @@ NOT_WOKEN = Failure(FailureKind.SERVER, "The backend is asleep, and could not be
 FAILED_INSIDE = Failure(FailureKind.SERVER, "The backend failed.", cause="200 with an error inside")
 
 
-CUT_OFF = (TRUNCATED, EMPTY)  # by a server that dies, or by one that ends no stream
+CUT_OFF = (TRUNCATED, EMPTY)  # the server died, or ends streams without a last event
 OF_STREAMS = (NOT_JSON, TEXT_LOST, LINE_TOO_LONG, *CUT_OFF)  # a whole answer of the same server may be well
 
 

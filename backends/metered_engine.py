@@ -95,7 +95,7 @@ class LoadMetrics:
         return frozenset(int(match[1]) for labels in found if (match := _ENGINE_LABEL.search(labels)))
 
     def _asleep(self, page: bytes) -> float | None:
-        """1 where an engine sleeps, of those in the page; None: not told."""
+        """1 if an engine of the page sleeps, 0 if none does; None: the page has no such metric."""
         states = samples(page, self.sleep) if self.sleep else []
         if not states:
             return None

@@ -13,7 +13,7 @@ from backends.error_body import MESSAGE_LIMIT
 from backends.error_patterns import KEY_MARK
 from backends.secrets import is_secret
 
-# Control characters, those that steer terminals, and those that turn or hide the text behind them.
+# Control characters, escape sequences of terminals, and Unicode characters that reverse or hide text.
 _CONTROL = re.compile(
     r"(?:\x1b\[[0-9;?]{0,20}[A-Za-z]|[\x00-\x1f\x7f-\x9f\u200b\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff])+"
 )

@@ -145,7 +145,7 @@ class Http2Server:
 
     @property
     def has_preface(self) -> bool:
-        """The peer has said that it speaks HTTP/2."""
+        """The connection preface of HTTP/2 has arrived (RFC 9113, section 3.4)."""
         return self._walk.has_preface
 
     @property

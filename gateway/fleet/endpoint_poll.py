@@ -64,7 +64,7 @@ class PollResult:
     wrong_model: bool = False  # the configured model is unknown there
     fault: str = ""  # "its /metrics answers 500"; where the server is UNWELL or GONE, how that shows
     refused: bool = False  # GONE: by the server's machine, and not for want of a way there
-    other_ranks: str = ""  # ranks that the server has, where the configured one is not among them
+    other_ranks: str = ""  # data-parallel ranks of the server, if the configured rank is not one of these
 
 
 class EndpointPoll:

@@ -267,7 +267,7 @@ class Monitor:
 # - A line when a limit begins and a line when it is over, not one for each request. A limit that ends within SHORT
 #   seconds is ordinary pacing, and has none.
 # - A limit that comes back within QUIET seconds of the line before has a line only if it lasts for LONG seconds.
-# - What a peer process has met with is in the peer's log.
+# - A limit that a peer process has met is in the log of that process.
 
 
 SHORT, LONG = 1.0, 10.0  # s

@@ -177,8 +177,8 @@ class EndpointLimits:
         return None if found == SavedLimits() else found
 
     def restore(self, saved: SavedLimits, age: float, now: float) -> None:
-        """Brings back what was saved `age` seconds ago, but for what is known by now. Of the configuration's limits:
-        those that it still has."""
+        """Restore limits saved `age` seconds ago where nothing newer is known. Configured limits that the configuration
+        has no more are dropped."""
         if saved.refusal is not None:
             self.refusal.restore(saved.refusal, age, now)
         if self._as_of == -inf:

@@ -31,7 +31,7 @@ TABLES = {
 }
 STRATEGIES = {"latency-based-routing": "latency", "cost-based-routing": "cost"}  # `prefer` of all routes
 SHUFFLE = "simple-shuffle"
-DROPPED = (  # where LiteLLM's drop_params is on: members that another dialect may lack
+DROPPED = (  # members that other dialects may lack, left out with LiteLLM's `drop_params`
     "frequency_penalty logit_bias logprobs n parallel_tool_calls prediction presence_penalty seed service_tier store "
     "top_logprobs verbosity"
 ).split()
@@ -121,7 +121,7 @@ class _LitellmImport:
                 self._groups.setdefault(one.group, []).append(one)
 
     def _add_group(self, group: str, deployments: list[Deployment]) -> None:
-        """Pools by `order`: those of one order are equals, in LiteLLM's shuffle by their weights."""
+        """Add a level of equal pools for each `order`; with LiteLLM's shuffle their weights decide."""
         self._levels[group] = []
         for level in self._by_order(deployments):
             pools: dict[str, float] = {}

@@ -216,7 +216,7 @@ class RequestMetrics:
             return observed
         observed.append((self.by_prompt.of[route, PROMPTS[bisect_right(SIZES, prompt)]], ttft))
         p50, p90 = record.ttft_predicted_p50, record.ttft_predicted_p90
-        if record.loop_lag > PAUSE:  # this process was paused: nobody forecasts that
+        if record.loop_lag > PAUSE:  # the event loop was stalled, which no forecast counts
             return observed
         if p50 is not None:
             observed.append((self.predicted.of[(pool,)], p50))
