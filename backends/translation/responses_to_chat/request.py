@@ -312,8 +312,8 @@ def _logprobs(members: Members) -> Json:
 # Tools that agents offer beside their own functions, and that only a provider can run.
 #
 # Codex 0.169 offers search (`web_search`) and groups of tools (`namespace`) in every request, and works on without:
-# beside functions of the caller they are left out, and noted. A request that offers nothing else is refused by name, and
-# so is one whose `tool_choice` names such a tool.
+# beside functions of the caller they are left out, and noted. A request that offers nothing else is refused by name,
+# and so is one whose `tool_choice` names such a tool.
 
 
 _OPTIONAL = ("namespace", "web_search")
