@@ -4,7 +4,7 @@
 
 References run in this direction alone; results come back as values. The sinks of an exchange hand what an attempt
 returns to the race, in the call of the read: the winner is joined to the answer in the very call of the first token.
-Decides nothing: which attempt is opened, held, left or committed, and when, is the machine's alone
+Decides nothing: which attempt is opened, kept, left or committed, and when, is the machine's alone
 (`policies.attempts.attempt_machine`), and so is the state of the request.
 """
 

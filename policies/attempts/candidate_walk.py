@@ -131,11 +131,6 @@ class CandidateWalk:
         """The next candidate, after `advance`."""
         return self._candidates[self._passed]
 
-    @property
-    def upcoming_p50(self) -> float:
-        """The median TTFT of the next candidate, s."""
-        return self._candidates[self._passed].forecast.p50
-
     def next_at(self, now: float) -> Candidate | None:
         """The next candidate, if another attempt is allowed."""
         return self.upcoming if self.advance(now) else None

@@ -4,6 +4,8 @@ Rules:
 - A silent stream is abandoned for the next candidate at the moment that gives the two the best chance of the deadline,
   by what is known at each look (`policies.attempts.hedging`). With `hedge`, and a permission of the budget, both race
   instead: the first content wins and the other is cancelled. No more than two race at a time.
+- A silent stream that may be raced is left in any case once its endpoint has answered later requests, and OVERTAKEN
+  times the p90 of its forecast, LEAST_OVERTAKEN at least, are over: the request is lost there.
 - An endpoint that was asked before, and a tier that comes after a failure, are asked for no lateness.
 - Without a deadline, silence is no evidence. Every attempt is abandoned at its limit
   (`policies.attempts.first_token_limits`), or later where there is no other candidate and the server shows life; in any
@@ -25,7 +27,7 @@ from policies.attempts.first_token_limits import first_token_limit
 from policies.attempts.hedging import abandon_at, hedge_at, leave_by, patience_until
 from policies.types import FOREVER, Attempt, Candidate
 
-OVERTAKEN, LEAST_OVERTAKEN = 10.0, 15.0  # times the predicted time of a whole answer, and s
+OVERTAKEN, LEAST_OVERTAKEN = 10.0, 15.0  # times the forecast of a whole answer, or of a first token; s, the least
 MAX_RACING = 2  # attempts pending at a time
 LOOK_LEAST = 0.02  # s between two looks
 
@@ -59,7 +61,7 @@ class PendingAttempt:
     def _await_token(self, walk: CandidateWalk, deadline: float) -> None:
         """Set the moment from which silence is evidence, by the next candidate."""
         own = self.attempt.candidate.forecast
-        look_at = patience_until(own, walk.upcoming_p50, self.sent_at, deadline)
+        look_at = patience_until(own, walk.upcoming.forecast.p50, self.sent_at, deadline)
         if not own.trained:
             look_at = min(look_at, leave_by(own, walk.upcoming.forecast, self.sent_at, deadline))
         self.recheck_at = min(look_at, self.limit_at)

@@ -137,12 +137,11 @@ class CallerEvidence:
         for breaker in self._breakers(caller):
             breaker.on_silent(key, sent_at, now, overdue, confirmed or breaker is not self._shared)
 
-    def on_rate_limited(self, caller: str, now: float, retry_after: float | None, spent: bool, why: str) -> bool:
-        """`spent`: the provider's own figures say so. Returns whether the refusal counts for all callers."""
+    def on_rate_limited(self, caller: str, now: float, retry_after: float | None, spent: bool, why: str) -> None:
+        """`spent`: by the provider's own figures the limit is used up, for all callers."""
         confirmed = self._witnesses.add(Evidence.BUSY, caller, now) or spent
         refusal = self._refusal if confirmed else self._begin(caller, now).refusal
         refusal.on_refused(now, retry_after, why)
-        return confirmed
 
     def on_queue_limit(self, caller: str, cap: LearnedCap, now: float) -> LearnedCap | None:
         """The engine's own limit has refused a request of the caller. Returns the cap that counts for all; None: only

@@ -111,7 +111,7 @@ class EndpointState:
         self.kv_room = KvRoom()
         self.network: NetworkPath | None = None
         self.scraped_at = self.last_used_at = self.last_token_at = NEVER
-        self.heard_at = NEVER  # the count of tokens before the one that found more: some came later
+        self.heard_at = NEVER  # time of the last count of tokens before the one that found more: these came after it
         self.newest_answered = NEVER  # sending of the newest attempt with a first token or an answer
         self.warming = False
         self.peer_load = NO_LOAD

@@ -27,9 +27,7 @@ OVERDUE_QUANTILE = 0.98  # of the forecast, after which an attempt counts as sil
 MIN_OVERDUE = 0.5  # s
 TRIAL = 0.4  # of the time until the deadline, from which the silence of a trial says something: half is what it gets
 LOST = 0.05  # of prompts: the engine has evicted a prefix that was believed cached
-STEP_S = (
-    1.0  # s in which an engine that reads a longer prompt writes a token of its answers: the slowest step, as counted
-)
+STEP_S = 1.0  # s between two tokens of answers while the engine reads a longer prompt: the slowest step counted
 PACED = 8  # tokens from which an answer shows a pace
 OUTLIER = BLAME["server"]  # of a refusal that siblings do not share
 

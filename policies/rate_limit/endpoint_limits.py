@@ -65,7 +65,9 @@ class EndpointLimits:
         self.refusal = ProviderRefusal()  # of requests of all callers
         self._reported: Buckets = ()  # with all that was sent since
         self._as_of = -inf  # sending of the request with the latest report
-        self._sent: deque[tuple[float, float]] = deque()  # time and tokens of the requests since
+        self._sent: deque[tuple[float, float]] = (
+            deque()
+        )  # time and tokens of requests not refused, since the latest report
         self._tokens = 0.0  # of these
         self._learns = learns
         self._learned: tuple[LearnedLimit, ...] = ()  # of requests, of tokens, or both

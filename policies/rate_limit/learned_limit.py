@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from math import inf
 
 FIRST_PATIENCE, PATIENCE = 15.0, 60.0  # s; doubled by each refusal: a rate that is a guess is tried sooner
-STEPS = 6  # doublings of what is tried, in `patience`: after twice as long a limit of 1,000 requests is found raised
+STEPS = 6  # doublings of what is tried, in `patience`: 64 requests more after twice as long, 1,000 after 2.7 times
 IDLE = 0.1  # share of the time with an empty meter, from which the API was not busy: the error of a rate bears as much
 OUTGROWN = 1.25  # times the rate, from which the limit was raised: by now it is higher than what was taken on average
 BURST = 1.0  # s before the first refusal, whose rate is the first guess
@@ -81,8 +81,8 @@ class LearnedLimit:
         return f"{self.rate:.3g} {what} a second and bursts of {self.size:.3g}"
 
     def _left(self, now: float) -> float:
-        """Of the meter; below 0 since it was empty. Until the API has room, no more than one request is let through:
-        that time may be of the refused caller alone, and others try at the rate."""
+        """Of the meter; below 0 since it was empty. Until the API has room, no more than one request of `unit`
+        fits: others of that size try at the rate, as the time may be of the refused caller alone."""
         ready_at = min(max(self.ready_at, self.at), now)
         left = self.meter - self.rate * (ready_at - self.at)
         return (max(left, self.size - self.unit) if ready_at > self.at else left) - self.rate * (now - ready_at)

@@ -41,7 +41,7 @@ class SavedRefusal:
 
 @dataclass(frozen=True, slots=True)
 class SavedBucket:
-    """`limit` None: unknown; `believed` None: for ever, as a limit of the configuration is."""
+    """`limit` None: unknown; `believed` None: for ever, as a limit of the configuration is, or one that was learned."""
 
     counts_tokens: bool
     remaining: float
