@@ -55,7 +55,7 @@ from policies.prefix_doctor.prompt_outline import (
 from policies.types import PartEnds, PrefixBlocks
 
 SHORT = 256  # bytes: a count takes 10 us, an estimate 5
-OPENED = 300_000  # bytes of a prompt whose next text is cut into pieces on the event loop: 0.2 ms of common text, 40 without spaces
+OPENED = 300_000  # bytes of a prompt whose next text is cut on the event loop: 0.2 ms of common text, 40 without spaces
 KNOWN_SAVES = 0.75  # of the time to read text
 TEMPLATE_END = 96  # bytes at the end of a system message by which it is known again
 PREFIX_OVERHEAD = 760  # bytes of a cache entry besides hashes, tail and ends (tracemalloc)

@@ -7,7 +7,7 @@
 Rules:
 - `only` is a filter of candidates: what is no candidate gets no attempt of any kind. An endpoint without a region is in
   none. A request cannot widen `only`.
-- `prefer` divides a tier: the parts qualify, and are preferred, as tiers are (Envoy: priority levels of localities).
+- `prefer` divides a tier: the parts are ordered as tiers are (Envoy: priority levels of localities).
 - Nearest is the least round trip. Regions that are ALIKE are one part: one nearer by microseconds would take all the
   load from its neighbour. An endpoint that no connection has measured yet counts as near: a request measures it.
 """

@@ -108,7 +108,7 @@ ScorerName = Literal["predicted", "round_robin", "least_request", "prefix_hash"]
 
 Positive = Annotated[Duration, Field(gt=0)]
 
-TARGET = 0.9  # default probability of making the TTFT budget that a tier must offer
+TARGET = 0.9  # default probability of making the TTFT budget that a route promises
 
 
 def _off(value: Any) -> Any:
@@ -157,7 +157,7 @@ class Ttft(Strict):
     """Added to the budget for each 1,000 prompt tokens that no endpoint holds in its cache at arrival; absent: the
     budget is the same for every prompt."""
     target: Share = Field(default=TARGET, gt=0, lt=1)
-    """Probability of making the budget that a tier must offer."""
+    """Probability of making the budget that the route promises; a place of a tier is worth 1 less this."""
     of: Literal["any", "answer"] = "any"
     """The token that must come within the budget: the first of any kind, or of the answer, after all reasoning."""
 
@@ -165,7 +165,7 @@ class Ttft(Strict):
 class Budget(Strict):
     budget: Positive
     target: Share | None = Field(default=None, gt=0, lt=1)
-    """Probability of making the budget that a tier must offer; absent: that of `ttft`."""
+    """Probability of making the budget that the route promises; absent: that of `ttft`."""
 
 
 LIMIT_PER_BUDGET = 10  # default of `total.limit`, in budgets
@@ -343,12 +343,12 @@ class Route(Strict):
     drop: frozenset[str] = frozenset()
     """Members of a request to leave out where a pool's dialect cannot express them; else such a pool is not used."""
     prefer: Literal["quality", "cost", "latency", "completion", "throughput"] = "quality"
-    """Among tiers that can make the budgets: the first, the cheapest, the soonest first token, the soonest whole
-    answer, or the most tokens a second."""
+    """Order of the tiers, in which a place is worth `1 - target`: as written, or the cheapest first, the soonest first
+    token, the soonest whole answer, or the most tokens a second."""
     region: RoutedRegions | None = None
     """Regions of the endpoints that the route may use (`only`), or uses first (`prefer`); absent: all alike."""
     scorer: ScorerName = "predicted"
-    """Ranks a tier's endpoints. All but `predicted` are baselines, which skip no tier for being slow."""
+    """`predicted` orders by value; all others are baselines, which skip no tier for being slow."""
     limits: Limits = Limits()
     repair: tuple[RepairRule, ...] = ()
     """Rules that change prompts so that their prefix stays the same: strip_cch, sort_tools."""
@@ -465,7 +465,7 @@ class Route(Strict):
 
     @cached_property
     def target(self) -> float:
-        """Probability of making the TTFT budget that a tier must offer; of `total`, where that is promised alone."""
+        """Probability of making the TTFT budget that the route promises; of `total`, where that is promised alone."""
         return self.ttft.target if self.ttft else (self.total and self.total.target) or TARGET
 
     @cached_property
