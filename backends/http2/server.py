@@ -28,6 +28,7 @@ from backends.http2.frame_walk import (
     CONTINUATION,
     DATA,
     GOAWAY,
+    HEADERS,
     PING,
     PREFACE,
     PRIORITY,
@@ -42,6 +43,7 @@ FIRST_WINDOW = 65_535  # bytes of a connection, by RFC 9113
 MAX_LIST = 1 << 16  # SETTINGS_MAX_HEADER_LIST_SIZE: bytes of all headers of a block, decoded
 ACK = 0x1
 _EMPTY = {PRIORITY, SETTINGS, PING, GOAWAY}  # and unknown types; DATA is counted by its content
+_OF_STREAMS = (DATA, HEADERS, RST_STREAM)  # that a peer may still send of a stream that is over
 _GOAWAY = b"\x00\x00\x08\x07\x00" + bytes(4) + b"\x7f\xff\xff\xff" + bytes(4)  # no error, and any stream is served
 Headers = Sequence[tuple[str, str] | NeverIndexedHeaderTuple]
 
@@ -102,8 +104,8 @@ class Stream:
     unsent: int = 0  # bytes in the outbox
     trailers: Headers | None = None
     is_answered: bool = False  # with DATA, if only in part
-    is_read: bool = False  # the peer has said all
-    is_ended: bool = False  # so has the server
+    is_read: bool = False  # the peer has ended its side (END_STREAM)
+    is_ended: bool = False  # the server has ended its side
 
 
 class Http2Server:
@@ -207,10 +209,10 @@ class Http2Server:
             self._count(Flood.RESETS)
 
     def _count_head(self, head: FrameHead) -> None:
-        is_over = head.kind in (DATA, RST_STREAM) and head.stream <= self._last and head.stream not in self._streams
+        is_over = head.kind in _OF_STREAMS and head.stream <= self._last and head.stream not in self._streams
         if head.kind == SETTINGS and not head.flags & ACK:
             self._count(Flood.SETTINGS)
-        elif is_over and head.kind == DATA:  # h2 resets the stream again
+        elif is_over and head.kind != RST_STREAM:  # h2 resets the stream again
             self._count(Flood.RESETS)
         elif is_over or head.kind in _EMPTY or head.kind > CONTINUATION:
             self._count(Flood.EMPTY)

@@ -67,13 +67,18 @@ def test_a_flood_of_resets_ends_the_connection(peer: Peer, end: object, monkeypa
     assert error.value.code is ErrorCodes.ENHANCE_YOUR_CALM
 
 
-def test_frames_of_streams_that_are_over_are_a_flood(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "again",
+    [frame(DATA, 0, 1, b"x"), frame(HEADERS, END_HEADERS, 1, encoded(REQUEST))],
+    ids=["DATA", "HEADERS"],
+)
+def test_frames_of_streams_that_are_over_are_a_flood(peer: Peer, again: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each has the server reset the stream once more."""
     monkeypatch.setitem(LIMITS, Flood.RESETS, 50)
     peer.begin()
     peer.send(reset(1))
     with pytest.raises(Http2Error, match="50 resets"):
-        peer.send(frame(DATA, 0, 1, b"x") * 60)
+        peer.send(again * 60)
 
 
 def test_a_peer_that_ends_streams_by_resets_behind_the_answer_is_no_flood(
