@@ -75,7 +75,7 @@ class ListenAddress:
         return ipaddress.ip_address(self.host).is_loopback if is_ip(self.host) else self.host == "localhost"
 
 
-def _listen(value: Any) -> ListenAddress:
+def listen_address(value: Any) -> ListenAddress:
     if isinstance(value, ListenAddress):
         return value
     match = _LISTEN.fullmatch(value) if isinstance(value, str) else None
@@ -244,7 +244,7 @@ def _text(pattern: str, **described: str) -> WithJsonSchema:
 Positive = Annotated[Duration, Field(gt=0)]
 Listen = Annotated[
     ListenAddress,
-    PlainValidator(_listen),
+    PlainValidator(listen_address),
     PlainSerializer(str),
     _text(r":[0-9]+$", description="host:port, such as 127.0.0.1:8080"),
 ]

@@ -386,5 +386,6 @@ def note_on_screen(record: Record, seconds: float) -> None:
 
 
 def _digest(name: str) -> str:
-    """The name of a conversation, which may hold an account of the caller: alike in all replicas, and not read back."""
+    """Digest of the name of a conversation, which may hold an account of the caller: alike in all replicas. It has no
+    key: a guess of the name can be checked."""
     return blake2b(name.encode(errors="surrogatepass"), digest_size=8).hexdigest() if name else ""

@@ -1,15 +1,15 @@
 """gRPC over HTTP/2, as a server: calls with messages in both directions.
 
 https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md. A message is a prefix of five bytes (compressed or not,
-length) and its content. Frames and windows are those of `backends.http2.server`. Rules:
+length) and its content. Frames and windows are those of `h2`, by way of `backends.http2.server`. Rules:
 - One task serves a call. A reset, or the loss of the connection, cancels it.
 - Bytes of a peer are acknowledged (flow control) when the call has read them and wants more, and while the peer reads
   the answers: an unread call holds one window, in each direction.
 - Bounds: calls of a connection, bytes of a message, and of messages not yet whole of all calls (`Intake`), resets, and
   frames (`Http2Server`); a peer beyond them loses the call, or the connection.
 - A peer that does not read what is written is not read.
-- No call and no connection keeps the loop: others are served between MESSAGES messages, fewer where they are long, and
-  between FRAMES frames.
+- No call and no connection keeps the loop: others are served between MESSAGES messages of a call, fewer where they are
+  long, and between FRAMES frames of a connection (`backends.http2.frame_walk`).
 - GOAWAY (`drain`) keeps new calls away and lets those in progress end; the connection is closed behind the last one.
 - Compressed messages are refused: Envoy sends none.
 """

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from gateway.config.config_errors import ConfigError, did_you_mean
+from gateway.config.field_types import ListenAddress, listen_address
 from gateway.config.loading import load
 from gateway.config.models import Config
 from lab.autoscale.autoscaler import Autoscaler, PoolBounds
@@ -29,11 +30,19 @@ def autoscale(args: argparse.Namespace) -> int:
     def configuration() -> Config:
         return load(args.files, os.environ)
 
-    pools = dict(map(pool_bounds, args.pools))
+    pools, listen = dict(map(pool_bounds, args.pools)), address_of(args.listen)
     check_pools(pools, configuration())
     scaler = Autoscaler(args.admin, pools, configuration, on_answer=lambda line: print(line, flush=True))
-    asyncio.run(_serve(scaler, args.listen))
+    asyncio.run(_serve(scaler, listen))
     return 0
+
+
+def address_of(text: str) -> ListenAddress:
+    """`127.0.0.1:9003`. Raises ConfigError."""
+    try:
+        return listen_address(text)
+    except ValueError as error:
+        raise ConfigError([f"--listen: {error}"]) from None
 
 
 def pool_bounds(text: str) -> tuple[str, PoolBounds]:
@@ -61,7 +70,7 @@ def check_pools(pools: Mapping[str, PoolBounds], config: Config) -> None:
             raise ConfigError([f"--pool {name}: {backend} is an API, whose servers nobody here can add"])
 
 
-async def _serve(scaler: Autoscaler, listen: str) -> None:
+async def _serve(scaler: Autoscaler, listen: ListenAddress) -> None:
     from gateway.downstream.intake import Intake
     from gateway.picker.grpc_port import GrpcServer
     from lab.autoscale.external_scaler import ExternalScaler
@@ -69,9 +78,8 @@ async def _serve(scaler: Autoscaler, listen: str) -> None:
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for each in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(each, stop.set)
-    host, _, port = listen.rpartition(":")
     calls = GrpcServer(ExternalScaler(scaler.desired).serve, Intake())
-    server = await loop.create_server(calls, host.strip("[]"), int(port))
+    server = await loop.create_server(calls, listen.host, listen.port)
     logging.getLogger("firsttoken").info("autoscale: KEDA's external scaler on %s", listen)
     running = asyncio.create_task(scaler.run())
     await asyncio.wait([running, asyncio.create_task(stop.wait())], return_when=asyncio.FIRST_COMPLETED)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from time import monotonic, time
 from typing import Any
@@ -25,6 +25,7 @@ from lab.autoscale.demand import DemandWindow
 from lab.autoscale.gateway_reader import FleetState, GatewayReader
 from lab.autoscale.replay_process import ReplayFailed, ReplayProcess, ReplicasAnswer, ReplicasJob
 from lab.capacity.replica_law import ReplicaLaw
+from policies.routes.route import Route
 from policies.types import Pool
 
 log = logging.getLogger("firsttoken")
@@ -226,5 +227,5 @@ class Autoscaler:
         return replace(pool, endpoints=tuple(self._fleet.endpoints.get(pool.name, pool.endpoints)))
 
 
-def _is_of(pool: Pool, routes: Any) -> bool:
+def _is_of(pool: Pool, routes: Iterable[Route]) -> bool:
     return any(pool.name in route.pools for route in routes)

@@ -5,7 +5,7 @@ Rules:
   `delay` before now, the time that most answers take.
 - The fault of a caller (4xx) and an answer from the cache of answers are no demand for an engine.
 - At most MAX_ROWS are kept. Of more, whole sessions are left out: `share` of all sessions is there, from `since` on. A
-  window that were cut short instead would end before the answers do, and tell of too few engines.
+  window cut short instead would end before the answers do, and tell of too few engines.
 """
 
 from __future__ import annotations

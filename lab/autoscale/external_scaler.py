@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 from backends.ext_proc.protobuf import number
-from gateway.picker.grpc_server import INVALID_ARGUMENT, UNIMPLEMENTED, Call, GrpcError
+from gateway.picker.grpc_server import INVALID_ARGUMENT, UNAVAILABLE, UNIMPLEMENTED, Call, GrpcError
 from gateway.picker.picker_service import HEALTH, SERVING
 from lab.autoscale.keda_messages import (
     ScaledObject,
@@ -27,7 +27,7 @@ from lab.autoscale.keda_messages import (
 SERVICE = "/externalscaler.ExternalScaler/"
 METRIC = "desired-replicas"
 TARGET = 1.0
-NOT_FOUND, UNAVAILABLE = 5, 14  # grpc-status
+NOT_FOUND = 5  # grpc-status
 
 
 class ExternalScaler:

@@ -30,6 +30,7 @@ from policies.types import Candidate, Health, RankKind
 EQUAL = 0.01  # good requests, up to which the longest hit comes first
 NEAR = 0.05  # of the median TTFT of the best, up to which the order is drawn
 SIMILAR = 0.5  # of the same: a provider's cache saves more of the time and the price of a long prompt
+NOISE = 0.002  # s of median TTFT: a difference below NEAR or SIMILAR of it is none, however fast both are
 PROBE_AFTER, PROBE_EVERY = 30.0, 100  # s without a first token, and requests per probe
 
 _PROBING = Health.PROBING  # a member is slow to look up in an enumeration
@@ -62,14 +63,15 @@ def _order_equals(found: CandidateSet, ranking: list[Candidate]) -> None:
     best, session = ranking[0], found.queued.request.session
     sticks = bool(session) and not found.fleet.pools[best.endpoint.pool].local
     near = SIMILAR if sticks else NEAR
-    limit = best.value - max(EQUAL, near * soon_per_s(found) * best.forecast.p50)
+    p50 = max(best.forecast.p50, NOISE)
+    limit = best.value - max(EQUAL, near * soon_per_s(found) * p50)
     if ranking[1].value < limit:
         return
     seed = crc32(session.encode(errors="surrogatepass")) if sticks else found.queued.sequence
     equals = [each for each in ranking if each.tier == best.tier and each.value >= limit]
 
     def order(each: Candidate) -> tuple[float, bool, float]:
-        is_drawn = each.forecast.p50 <= (1 + near) * best.forecast.p50 or (sticks and not each.forecast.trained)
+        is_drawn = each.forecast.p50 <= (1 + near) * p50 or (sticks and not each.forecast.trained)
         return -each.hit, not is_drawn, tie_break(seed, each.endpoint.id) if is_drawn else -each.value
 
     equals.sort(key=order)

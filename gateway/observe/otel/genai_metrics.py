@@ -3,9 +3,11 @@
 - `gen_ai.server.*` is the callers' view, once per request; `gen_ai.client.*` is the endpoints' work, once per attempt.
 - Recorded from the Record, after the last byte. Nothing is measured per chunk, so there is no `time_per_output_chunk`:
   `gen_ai.server.time_per_output_token` has the mean of each answer.
-- Attribute values come from the configuration, and of OpenAI's own tiers: a model that a caller named (passthrough) is
-  left out, and so are addresses, of which pods would bring ever more (spans have both).
-- Token counts are those of the reply that answered; of a reply without counts none is recorded.
+- Attribute values come from the configuration, and of pools of kind `openai` the tier that the server names: a model
+  that a caller named (passthrough) is left out, and so are addresses, of which pods would bring ever more (spans have
+  both).
+- Token counts are those of the reply that answered. Of one that reports none only output tokens are recorded, as the
+  gateway has counted them.
 """
 
 from __future__ import annotations

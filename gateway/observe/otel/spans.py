@@ -4,8 +4,9 @@ Rules:
 - Spans are made after the answer, from the Record alone; during a request only ids exist.
 - One SERVER span for the request; an INTERNAL child for each stage, end to end as in the Record; a CLIENT child for
   each attempt, lost attempts included. Only the attempt that answered carries the usage, so sums count tokens once.
-- Attribute values come from the configuration, the engine's figures and the caller's ids: never text of a prompt, an
-  answer or an error. `gen_ai.*` and `openai.*` are of OpenTelemetry's semantic-conventions-genai v0.1.0, in
+- Attribute values come from the configuration, the engine's figures, the caller's ids and requested tier, and ids,
+  reasons and tiers as the server writes them (MAX_TEXT characters): never text of a prompt, an answer or an error.
+  `gen_ai.*` and `openai.*` are of OpenTelemetry's semantic-conventions-genai v0.1.0, in
   development; times are seconds.
 """
 

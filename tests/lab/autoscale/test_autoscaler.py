@@ -20,7 +20,7 @@ from gateway.config.config_errors import ConfigError
 from gateway.config.loading import load
 from gateway.config.models import Config
 from lab.autoscale import autoscaler, replay_process
-from lab.autoscale.autoscale_command import check_pools, pool_bounds
+from lab.autoscale.autoscale_command import address_of, check_pools, pool_bounds
 from lab.autoscale.autoscaler import CPU_SHARE, INTERVAL, Autoscaler, PoolBounds
 from lab.autoscale.demand import DemandRow
 from lab.autoscale.replay_process import ReplayFailed, ReplayProcess, ReplicasAnswer, ReplicasJob, answered, question_of
@@ -275,6 +275,14 @@ def test_unknown_pools_and_apis_are_refused() -> None:
         check_pools({"onl": PoolBounds(1, 2, 1.0)}, config)
     with pytest.raises(ConfigError, match="is an API, whose servers nobody here can add"):
         check_pools(BOUNDS, config)
+
+
+@pytest.mark.parametrize("text", ["foo", "127.0.0.1:99999", "9003", "[::1]"])
+def test_an_address_that_is_none_is_an_error_with_an_example(text: str) -> None:
+    """A port alone would be one on every interface, without authentication."""
+    with pytest.raises(ConfigError, match=r"is not host:port; write it like 127\.0\.0\.1:8080"):
+        address_of(text)
+    assert str(address_of("[::1]:9003")) == "[::1]:9003"
 
 
 def test_the_key_of_the_gateway_says_what_to_run_instead(tmp_path: Path) -> None:
