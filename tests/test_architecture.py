@@ -78,10 +78,12 @@ def test_class_names_are_unique() -> None:
 
 
 def test_no_file_name_is_used_twice() -> None:
-    """A direction of translation is named by its folder: `chat_to_messages/request.py`."""
+    """A direction of translation is named by its folder, `chat_to_messages/request.py`, and so is a part:
+    `parts/picker/part.py`."""
     directions = {"chat_to_messages", "chat_to_responses", "messages_to_chat", "responses_to_chat"}
     named = [path for path in FILES if path.name not in ("__init__.py", "__main__.py")]
-    names = Counter(str(path) if path.parent.name in directions else path.name for path in named)
+    by_folder = [path.parent.name in directions or path.match("gateway/parts/*/part.py") for path in named]
+    names = Counter(str(path) if of_folder else path.name for path, of_folder in zip(named, by_folder, strict=True))
     assert [name for name, count in names.items() if count > 1] == []
 
 
@@ -198,13 +200,13 @@ def test_one_function_makes_every_name_in_redis() -> None:
 def test_the_picture_of_the_rooms_shows_the_imports() -> None:
     """Every arrow of the picture is an import, and every import between rooms an arrow.
 
-    Arrows from `main` (the composition root and its neighbours), from `cli` and from `lab` go nearly everywhere and are
+    Arrows from `main` (the composition root and its neighbours), `parts`, `cli` and `lab` go nearly everywhere and are
     left out; so are those to `policies` and `backends`, which every room may import.
     """
     picture = PICTURE.search((ROOT / "README.md").read_text("utf-8"))
     assert picture is not None
     drawn = {(source, target) for source, targets in ARROW.findall(picture[1]) for target in targets.split(" & ")}
-    left_out = {"main", "cli", "lab", "firsttoken"}
+    left_out = {"main", "cli", "lab", "firsttoken", "parts"}
     shown = {(source, target) for source, target in arrows() if source not in left_out}
     assert drawn == {(source, target) for source, target in shown if target not in ("policies", "backends", "main")}
 

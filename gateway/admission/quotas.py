@@ -66,7 +66,7 @@ class Admission:
     """Reserves before a request, and settles by the Record."""
 
     def __init__(self, quotas: Quotas, recorder: Recorder, registry: CollectorRegistry) -> None:
-        self._quotas = quotas
+        self.quotas = quotas
         self._recorder = recorder
         self._registry = registry
         self._settling = False
@@ -77,7 +77,7 @@ class Admission:
     def check(self, tenant: Tenant) -> QuotaExceeded | None:
         """The reason to refuse a request of this key by the head. Claims nothing."""
         limits = tenant.limits
-        if limits is None or (limit := (verdict := self._quotas.check(tenant.account, limits)).limit) is None:
+        if limits is None or (limit := (verdict := self.quotas.check(tenant.account, limits)).limit) is None:
             return None
         return QuotaExceeded(Reservation(tenant.account, limits, HEAD_CLAIM, verdict, 0, monotonic()), limit)
 
@@ -88,7 +88,7 @@ class Admission:
         if fault is not None:
             raise fault
         if tenant.limits is not None:
-            self._reserved(self._quotas.enter(tenant.account, tenant.limits), timeline)
+            self._reserved(self.quotas.enter(tenant.account, tenant.limits), timeline)
 
     async def reserve(
         self,
@@ -124,13 +124,13 @@ class Admission:
         """The estimated prompts in flight, and this one, could exceed their claims by too much."""
         if limits.tokens is None or not claim.doubt:
             return False
-        return claim.doubt + self.doubts[account] > DOUBTED * self._quotas.check(account, limits).tokens_left
+        return claim.doubt + self.doubts[account] > DOUBTED * self.quotas.check(account, limits).tokens_left
 
     async def claim(self, tenant: Tenant, limits: KeyLimits, claim: Claim, timeline: RequestTimeline) -> None:
         """`reserve`, of a known claim."""
         head = timeline.record.quota
         timeline.reserved(None)
-        self._reserved(await self._quotas.reserve(tenant.account, limits, claim, head), timeline)
+        self._reserved(await self.quotas.reserve(tenant.account, limits, claim, head), timeline)
 
     def _reserved(self, made: Reservation, timeline: RequestTimeline) -> None:
         """Raises ApiError (429) for a refused reservation."""
@@ -155,7 +155,7 @@ class Admission:
                 self.doubts += Counter()  # without zeros
             if record.output_tokens and record.end is RequestOutcome.COMPLETED:
                 self.longest.observe(reservation.account, record.route, -(-record.output_tokens // record.choices))
-            self._quotas.settle(reservation, tokens_of(record), round(record.cost_usd * NANO))
+            self.quotas.settle(reservation, tokens_of(record), round(record.cost_usd * NANO))
         else:
             self.refused.of[record.tenant, limit.value].value += 1
 

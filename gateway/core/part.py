@@ -15,7 +15,9 @@ from typing import ClassVar
 
 from prometheus_client.registry import Collector
 
+from gateway.config.models import Config
 from gateway.observe.record import Record
+from gateway.runtime import Runtime
 
 RecordReader = Callable[[Record], None]
 
@@ -33,6 +35,20 @@ class Part:
 
     async def start(self) -> None:
         """Begin to work: the admin port is open, the data port is not yet."""
+
+    async def open(self) -> None:
+        """Open its own port to callers: everything is loaded, and the data port is open. Raises OSError."""
+
+    async def follow(self, config: Config) -> None:
+        """Look for what a configuration names, before it comes into force."""
+
+    def completed(self, config: Config) -> Config:
+        """The configuration with what was found. Called in a thread."""
+        return config
+
+    def extended(self, runtime: Runtime) -> Runtime:
+        """A Runtime with what the part adds to it. Called in a thread, before the Runtime comes into force."""
+        return runtime
 
     def reload(self) -> None:
         """Follow the Runtime that has just come into force, within the same turn of the loop."""

@@ -296,7 +296,7 @@ async def test_replicas_share_answers_through_redis() -> None:
         state = {"redis": server.url, "answers": "redis"}
         async with caching(whole("one"), state=state) as (one, _), caching(whole("two"), state=state) as (two, api):
             for gateway in (one, two):
-                await eventually(lambda gateway=gateway: gateway.answers._redis.up)
+                await eventually(lambda gateway=gateway: gateway.core.answers._redis.up)
             first = await sent(one, COLD)
             await eventually(lambda: not one.answers._pipeline.busy)  # type: ignore[attr-defined]
             second = await sent(two, COLD)

@@ -22,6 +22,7 @@ from openai import AsyncOpenAI, RateLimitError
 from gateway.admission.quotas import DOUBTED
 from gateway.app import Gateway
 from gateway.cluster.redis_client import TIMEOUT
+from gateway.parts.replicas.part import ReplicasPart
 from gateway.tokenize.tokenizers import encoder
 from tests.support.builders import CHAT, DONE, FINISH, STREAMED, TOKEN, USAGE, WHOLE, calling, post
 from tests.support.gateways import pool, running
@@ -171,7 +172,7 @@ async def test_two_gateways_with_one_redis_have_one_quota() -> None:
         ]
         for gateway in gateways:
             await connected(gateway)
-            gateway.redis.client.timeout = 30.0  # a busy machine is no Redis that is down
+            gateway.part(ReplicasPart).client.timeout = 30.0  # a busy machine is no Redis that is down
         seen = sum(await asyncio.gather(*(count_statuses(gateway.url, 150) for gateway in gateways)), Counter())
     assert seen == {200: 100, 429: 200}
 
@@ -207,8 +208,7 @@ async def members(server: RedisServer, count: int) -> None:
 
 
 async def connected(gateway: Gateway) -> None:
-    assert gateway.redis is not None
-    link = gateway.redis.client
+    link = gateway.part(ReplicasPart).client
     await eventually(lambda: link.up, BACK)
 
 
@@ -258,8 +258,7 @@ async def test_no_request_fails_without_redis_and_few_wait(
     """The log has a line for each outage and a line for each recovery."""
     caplog.set_level(logging.INFO, "firsttoken")
     async with TcpProxy(server.port) as way, shared(way.url, requests_per_minute=10**6) as (gateway, caller):
-        assert gateway.redis is not None
-        link = gateway.redis.client
+        link = gateway.part(ReplicasPart).client
         await connected(gateway)
         await caller.more(20)
         waited = len(caller.seen)
@@ -310,14 +309,13 @@ async def test_without_redis_each_gateway_admits_its_share(server: RedisServer) 
         ]
         for gateway in gateways:
             await connected(gateway)
-            assert gateway.redis is not None
-            quotas = gateway.redis.quotas
+            quotas = gateway.part(ReplicasPart).quotas
             quotas._came_up.set()  # count members again
             await eventually(lambda quotas=quotas: quotas.members == 2, BACK)  # type: ignore[misc]
         await count_statuses(gateways[0].url, 10)
         server.freeze()
         for gateway in gateways:
-            await eventually(lambda gateway=gateway: not gateway.redis.client.up)  # type: ignore[misc, union-attr]
+            await eventually(lambda gateway=gateway: not gateway.part(ReplicasPart).client.up)  # type: ignore[misc, union-attr]
         seen = await asyncio.gather(*(count_statuses(gateway.url, 40) for gateway in gateways))
         assert [one[200] for one in seen] == [20, 30]
         server.thaw()

@@ -256,7 +256,7 @@ TOKENS = encoder("o200k_base").count(LONG) + 4 + 3  # the template's: of a messa
 def teach(gateway: Gateway) -> None:
     """Teach the estimates of the key's texts, as prompts before have."""
     body = {"messages": [{"role": "user", "content": inspect.getsource(argparse)}]}
-    for _ in gateway.estimator.count(PromptText(prompt_of(Operation.CHAT, body), ["only"], key="web")):
+    for _ in gateway.core.estimator.count(PromptText(prompt_of(Operation.CHAT, body), ["only"], key="web")):
         pass
 
 
@@ -398,7 +398,7 @@ async def test_a_lost_attempt_counts_tokens_that_may_be_billed(lost: list[Step] 
             assert (failed.tokens > 0) is billed
             assert (won.tokens, won.cost_usd) == (9, 9)
             assert record.cost_usd == failed.tokens + 9
-            quotas = gateway.proxy.admission._quotas
+            quotas = gateway.proxy.admission.quotas
             assert isinstance(quotas, LocalQuotas)
             account = gateway.runtime.current.keys.tenants[0].account
             assert quotas.spent(account) == record.cost_usd * NANO
