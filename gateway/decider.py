@@ -18,8 +18,6 @@ from backends.interface import GENERATING, Operation
 from gateway.admission.auth import Tenant
 from gateway.api.count_replies import COUNTS
 from gateway.api.inference_request import InferenceRequest, parse, with_model
-from gateway.api.prompt_repairs import repaired
-from gateway.downstream.http_request import HttpRequest
 from gateway.observe.record import Record, RequestOutcome
 from gateway.observe.timeline import landmarks
 from gateway.tokenize.deferred_counts import DeferredCounts
@@ -66,19 +64,6 @@ class Decider:
         if len(raw) <= LARGE and (len(raw) <= SUSPECT or estimated_containers(raw) <= MANY):
             return parse(*asked)
         return await asyncio.get_running_loop().run_in_executor(self.estimator.executor, parse, *asked)
-
-    async def repaired(self, http: HttpRequest, request: InferenceRequest, route: Route) -> InferenceRequest:
-        """The request after the rules of its route; the body of `http` changes with it. Raises ApiError."""
-        operation = request.operation
-        raw, done = await self.off_loop(request.size, repaired, operation, http.body, route.repair)
-        if not done:
-            return request
-        http.body = raw
-        found = await self.parse(
-            operation, raw, http.headers, request.arrival, request.request_id, frozenset(request.headers)
-        )
-        found.repaired = tuple(dict.fromkeys((*found.repaired, *done)))
-        return found
 
     async def with_model(self, raw: bytes, model: str) -> bytes:
         """A body with this model, in a thread if slow."""

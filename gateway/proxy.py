@@ -239,10 +239,9 @@ class Proxy:
         if listed := ask.runtime.config.telemetry.tags:
             timeline.tagged(listed_tags(listed, http.headers, ask.request.body))
         reader.find_route(ask)
-        if ask.route.repair:
-            ask.request = await self.decider.repaired(http, ask.request, ask.route)
         timeline.routed(ask.request, ask.route)
-        ask.request.caller = reader.caller(http, tenant)
+        for read in ask.plan.read:
+            await read(ask)
         if ask.operation in STATEFUL:
             await reader.open_state(ask)
         keepalive = ask.runtime.config.defaults.keepalive if ask.route.keepalive is None else ask.route.keepalive

@@ -52,6 +52,8 @@ class Ask:
 class Hooks:
     """Of a part, for the requests of a plan. None: not wanted."""
 
+    # The request is parsed and has its route. May change `request` and the body.
+    read: Callable[[Ask], Awaitable[None]] | None = None
     # The key is within its limits. Answers the request itself: True. May set `relay`.
     answer: Callable[[Ask], Awaitable[bool]] | None = None
     # The request has a place, and nothing is sent yet. May set `upstreams` and `relay`.
@@ -70,6 +72,7 @@ class RoutePlan:
     runtime: Runtime
     route: Route
     operation: Operation
+    read: tuple[Callable[[Ask], Awaitable[None]], ...] = ()
     answer: tuple[Callable[[Ask], Awaitable[bool]], ...] = ()
     placed: tuple[Callable[[Ask], None], ...] = ()
     ended: tuple[Callable[[Ask, Race], None], ...] = ()
