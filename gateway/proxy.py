@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,7 +17,6 @@ from time import monotonic
 
 from backends.interface import Operation
 from gateway.admission.auth import Tenant
-from gateway.admission.caller_keys import caller_key
 from gateway.admission.quotas import Admission
 from gateway.api import threads
 from gateway.api.api_error import ApiError, internal, stopped
@@ -48,8 +47,9 @@ from gateway.upstream.dispatcher import Dispatcher
 from gateway.upstream.race import Race
 from gateway.upstream.relay import Relay
 from gateway.upstream.routed_request import RoutedRequest
-from gateway.upstream.upstream import KeyedUpstreams, Upstream
+from gateway.upstream.upstream import Upstream
 from policies.quota.key_limits import Claim
+from policies.routes.route import Route
 from policies.types import Decision, Placement, RejectionKind
 
 log = logging.getLogger("firsttoken")
@@ -191,7 +191,7 @@ class Proxy:
         routes = [route for route in runtime.routes.all if tenant.may_use(route.name)]
         stored = StoredResponses(
             key=tenant.name,
-            upstreams=self.upstreams(http),
+            upstream=partial(self.upstream_of, http, routes),
             masked_pools=runtime.masked_pools,
             ids=runtime.state_ids(tenant),
             large=self.large_replies,
@@ -201,6 +201,15 @@ class Proxy:
             http.respond(status, body, gateway_headers(timeline, monotonic()))
             timeline.delivered(status, monotonic())
             await http.writer.drain(READ_WAIT)
+
+    def upstream_of(self, http: HttpRequest, routes: Sequence[Route], endpoint: str) -> Upstream:
+        """An endpoint of these routes as the caller uses it."""
+        runtime = self.runtime.current
+        upstreams, pool = runtime.upstreams, runtime.upstreams[endpoint].pool
+        route = next(route for route in routes if pool in route.pools)
+        for sends in self.reader.plans.of(runtime, route, Operation.RESPONSES).sends:
+            upstreams = sends(http, upstreams)
+        return upstreams[endpoint]
 
     async def infer(self, http: HttpRequest, operation: Operation) -> None:
         """Write an answer and emit a Record in all cases."""
@@ -284,7 +293,9 @@ class Proxy:
 
     def routed(self, ask: Ask, decision: Decision) -> RoutedRequest:
         current = self.runtime.current  # of the fleet that the decision, just made, has chosen from
-        ask.upstreams = self.upstreams(ask.http) if current.caller_keys else current.upstreams
+        upstreams = current.upstreams
+        for sends in ask.plan.sends:
+            upstreams = sends(ask.http, upstreams)
         for placed in ask.plan.placed:
             placed(ask)
         config = ask.runtime.config
@@ -294,7 +305,7 @@ class Proxy:
             estimate=ask.estimate,
             decision=decision,
             timeline=ask.timeline,
-            upstreams=ask.upstreams,
+            upstreams=upstreams,
             first_token_limit=config.defaults.first_token,
             limit_is_meant=config.first_token_is_meant,
             limits_are_meant=config.first_tokens_are_meant,
@@ -324,12 +335,6 @@ class Proxy:
             ask.timeline.held(monotonic() if decision is None else decision.at, queued.held_s)
         return decision
 
-    def upstreams(self, http: HttpRequest) -> Mapping[str, Upstream]:
-        """The upstreams in force, with the caller's own key for the pools that take it."""
-        runtime = self.runtime.current
-        key = caller_key(http.headers, runtime.keys) if runtime.caller_keys else None
-        return runtime.upstreams if key is None else KeyedUpstreams(runtime.upstreams, key.header, key.secret)
-
     async def reroute(self, ask: Ask) -> None:
         """Route and estimate a request without a place when a reload has put another Runtime in force. Raises ApiError
         (404) if no route takes the model any more."""
@@ -338,7 +343,7 @@ class Proxy:
         ask.timeline.routed(request, ask.route)
         request.headers = {name: headers[name] for name in ask.runtime.wanted_headers if name in headers}
         request.unfit, request.translated = {}, {}
-        request.own_caches = {}
+        request.cache_groups = {}
         if threads.has_thread(request) and not ask.runtime.keeps_threads(ask.route):
             raise threads.unsupported()
         await self.reader.estimate(ask)

@@ -6,16 +6,13 @@ from dataclasses import dataclass
 
 from backends.interface import Operation
 from gateway.admission.auth import ANYONE, Tenant
-from gateway.admission.caller_keys import NO_KEY, caller_key, key_missing
 from gateway.api import responses_dialect, threads
-from gateway.api.inference_request import InferenceRequest
 from gateway.api.operation_fit import OperationFit
 from gateway.api.state_ids import open_request
 from gateway.core.hooks import Ask, Plans
 from gateway.decider import Decider
 from gateway.downstream.http_request import HttpRequest, caller_address
-from gateway.runtime import Runtime, RuntimeHolder
-from policies.routes.route import Route
+from gateway.runtime import RuntimeHolder
 
 STATEFUL = frozenset({*responses_dialect.OPERATIONS, Operation.MESSAGES})  # may refer to state of an endpoint
 
@@ -76,20 +73,7 @@ class RequestReader:
         request, route, runtime = ask.request, ask.route, ask.runtime
         if ask.operation not in runtime.native[route.name] or self.operations.lacking:
             await self.decider.off_loop(request.size, self.operations.fit, request, route, runtime.operations)
-        if runtime.caller_keys:
-            self._fit_caller_key(ask.http, request, runtime, route, ask.tenant)
+        for fit in ask.plan.fit:
+            fit(ask)
         ask.estimate = await self.decider.estimate(request, route, ask.tenant)
         ask.timeline.estimated(request, route, ask.estimate)
-
-    def _fit_caller_key(
-        self, http: HttpRequest, request: InferenceRequest, runtime: Runtime, route: Route, tenant: Tenant
-    ) -> None:
-        """Keep the caches of the caller's own key apart; without one, leave out the pools that take it. Raises ApiError
-        (401) where no other pool is left."""
-        taking, key = runtime.caller_keys.intersection(route.pools), caller_key(http.headers, runtime.keys)
-        if key is not None:
-            request.own_caches = dict.fromkeys(taking, key.cache_group(tenant.cache_group))
-        elif taking:
-            if taking.issuperset(route.pools):
-                raise key_missing(runtime.keys)
-            request.unfit = {**request.unfit, **dict.fromkeys(taking, NO_KEY)}

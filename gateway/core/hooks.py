@@ -40,7 +40,6 @@ class Ask:
     named: RoutedName = field(init=False)  # its route
     plan: RoutePlan = field(init=False)  # of that route
     estimate: PromptEstimate = field(init=False)
-    upstreams: Mapping[str, Upstream] = field(init=False)  # by endpoint id, once it has a place
     relay: Relay | None = None  # the caller's socket, where a part has put its own in place
 
     @property
@@ -54,10 +53,15 @@ class Hooks:
 
     # The request is parsed and has its route. May change `request` and the body.
     read: Callable[[Ask], Awaitable[None]] | None = None
+    # Bodies for pools of other dialects are made. May set `unfit` and `cache_groups` of the request. After a reload, once
+    # more.
+    fit: Callable[[Ask], None] | None = None
     # The key is within its limits. Answers the request itself: True. May set `relay`.
     answer: Callable[[Ask], Awaitable[bool]] | None = None
-    # The request has a place, and nothing is sent yet. May set `upstreams` and `relay`.
+    # The request has a place, and nothing is sent yet.
     placed: Callable[[Ask], None] | None = None
+    # The upstreams as a caller uses them.
+    sends: Callable[[HttpRequest, Mapping[str, Upstream]], Mapping[str, Upstream]] | None = None
     # The race for its answer is over, however it ended.
     ended: Callable[[Ask, Race], None] | None = None
 
@@ -73,8 +77,10 @@ class RoutePlan:
     route: Route
     operation: Operation
     read: tuple[Callable[[Ask], Awaitable[None]], ...] = ()
+    fit: tuple[Callable[[Ask], None], ...] = ()
     answer: tuple[Callable[[Ask], Awaitable[bool]], ...] = ()
     placed: tuple[Callable[[Ask], None], ...] = ()
+    sends: tuple[Callable[[HttpRequest, Mapping[str, Upstream]], Mapping[str, Upstream]], ...] = ()
     ended: tuple[Callable[[Ask, Race], None], ...] = ()
 
 

@@ -77,7 +77,7 @@ class AnswerCache:
         """None: the request is not for the cache."""
         request, http, caching = ask.request, ask.http, ask.route.cache
         control = http.headers.get("cache-control", "").lower()
-        if caching is None or request.own_caches or "no-store" in control or not is_repeatable(request, caching):
+        if caching is None or request.cache_groups or "no-store" in control or not is_repeatable(request, caching):
             return None
         group = sha256(b"group " + ask.tenant.cache_group.encode()).hexdigest()[:32]
         headers = sorted({**request.dialect_headers, **request.headers}.items())
