@@ -44,6 +44,7 @@ from gateway.observe.trace_context import Tracer
 from gateway.parts.answers.answer_cache import AnswerCache
 from gateway.parts.answers.answer_stores import answer_store
 from gateway.parts.caller_keys.caller_keys import CallerKeys
+from gateway.parts.counts.count_replies import CountReplies
 from gateway.parts.repair.prompt_repairs import Repairs
 from gateway.process import ADMIN_KEY, HANDLER_GRACE, LISTEN_KEY, bind, naming, serve_app, url_of
 from gateway.proxy import Proxy
@@ -183,7 +184,10 @@ class Gateway:
             saturated=lambda: self.queue.saturated,
         )
         self.answer_cache = AnswerCache(self.answers, config.state.answer_bytes)
-        parts = Repairs(self.decider), CallerKeys(self.runtime), self.answer_cache, self.cache_warming
+        parts = (
+            *(Repairs(self.decider), CallerKeys(self.runtime), CountReplies()),
+            *(self.answer_cache, self.cache_warming),
+        )
         plans = Plans([part.on for part in parts])
         self.proxy = Proxy(
             runtime=self.runtime,

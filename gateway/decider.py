@@ -14,9 +14,8 @@ from random import random
 from time import monotonic
 from typing import Any, TypeVar
 
-from backends.interface import GENERATING, Operation
+from backends.interface import GENERATING, TOKEN_COUNTS, Operation
 from gateway.admission.auth import Tenant
-from gateway.api.count_replies import COUNTS
 from gateway.api.inference_request import InferenceRequest, parse, with_model
 from gateway.observe.record import Record, RequestOutcome
 from gateway.observe.timeline import landmarks
@@ -89,7 +88,7 @@ class Decider:
         if not estimate.counted:
             now = monotonic()
             pools, may_use_api = self.fleet.snapshot(now).pools, partial(self.fleet.view.may_use_api, route, now=now)
-            if request.operation in COUNTS or is_count_needed(route, estimate, cap, pools, may_use_api):
+            if request.operation in TOKEN_COUNTS or is_count_needed(route, estimate, cap, pools, may_use_api):
                 estimate = await self._count(text, expected)
             else:
                 self.counts.add(text.prompt.size, self.estimator.count(text))

@@ -21,7 +21,6 @@ from gateway.admission.quotas import Admission
 from gateway.api import threads
 from gateway.api.api_error import ApiError, internal, stopped
 from gateway.api.cors import ASKED_METHOD
-from gateway.api.count_replies import COUNTS, count_reply
 from gateway.api.model_list import model_list, model_object
 from gateway.api.paths import MODEL, MODELS, STORED, canonical
 from gateway.api.request_ids import request_id_of
@@ -50,7 +49,7 @@ from gateway.upstream.routed_request import RoutedRequest
 from gateway.upstream.upstream import Upstream
 from policies.quota.key_limits import Claim
 from policies.routes.route import Route
-from policies.types import Decision, Placement, RejectionKind
+from policies.types import Decision, Placement
 
 log = logging.getLogger("firsttoken")
 
@@ -262,18 +261,15 @@ class Proxy:
             ask.estimate = await self.admission.reserve(
                 tenant, tenant.limits, ask.estimate, ask.request, ask.route, ask.runtime.pools, timeline, count
             )
-        if ask.operation in COUNTS and all(pool in ask.request.unfit for pool in ask.route.pools):
-            self.count_tokens(ask)
-            return None
         for answer in ask.plan.answer:
             if await answer(ask):
                 return None
         timeline.end_stage(Stage.ADMIT)
         decision = await self.decided(ask)
-        if ask.operation in COUNTS and decision.cause is RejectionKind.CONTEXT_WINDOW:
-            self.count_tokens(ask)
-            return None
         if decision.outcome is not Placement.PLACE:
+            for unplaced in ask.plan.unplaced:
+                if unplaced(ask, decision):
+                    return None
             if ask.request.pinned and threads.has_thread(ask.request):
                 raise threads.not_found()  # the client begins the thread anew, at another endpoint
             reject_unplaced(decision)
@@ -347,13 +343,6 @@ class Proxy:
         if threads.has_thread(request) and not ask.runtime.keeps_threads(ask.route):
             raise threads.unsupported()
         await self.reader.estimate(ask)
-
-    def count_tokens(self, ask: Ask) -> None:
-        """Answer with the gateway's own count, where no pool counts tokens in the caller's dialect, or none takes a
-        prompt of this length: an agent asks how much it has to leave out."""
-        reply = count_reply(ask.request, ask.estimate)
-        ask.http.respond(200, reply, gateway_headers(ask.timeline, monotonic()))
-        ask.timeline.replied(200, monotonic())
 
     def refuse(
         self, http: HttpRequest, refusal: ApiError, timeline: RequestTimeline, end: RequestOutcome | None = None

@@ -23,7 +23,7 @@ from gateway.upstream.race import Race
 from gateway.upstream.relay import Relay
 from gateway.upstream.upstream import Upstream
 from policies.routes.route import Route
-from policies.types import PromptEstimate
+from policies.types import Decision, PromptEstimate
 
 
 @dataclass(slots=True, eq=False)
@@ -53,11 +53,13 @@ class Hooks:
 
     # The request is parsed and has its route. May change `request` and the body.
     read: Callable[[Ask], Awaitable[None]] | None = None
-    # Bodies for pools of other dialects are made. May set `unfit` and `cache_groups` of the request. After a reload, once
-    # more.
+    # Bodies for pools of other dialects are made, once more after a reload. May set `unfit` and `cache_groups` of the
+    # request.
     fit: Callable[[Ask], None] | None = None
     # The key is within its limits. Answers the request itself: True. May set `relay`.
     answer: Callable[[Ask], Awaitable[bool]] | None = None
+    # The decision has placed the request nowhere. Answers the request itself: True. May raise a refusal of its own.
+    unplaced: Callable[[Ask, Decision], bool] | None = None
     # The request has a place, and nothing is sent yet.
     placed: Callable[[Ask], None] | None = None
     # The upstreams as a caller uses them.
@@ -79,6 +81,7 @@ class RoutePlan:
     read: tuple[Callable[[Ask], Awaitable[None]], ...] = ()
     fit: tuple[Callable[[Ask], None], ...] = ()
     answer: tuple[Callable[[Ask], Awaitable[bool]], ...] = ()
+    unplaced: tuple[Callable[[Ask, Decision], bool], ...] = ()
     placed: tuple[Callable[[Ask], None], ...] = ()
     sends: tuple[Callable[[HttpRequest, Mapping[str, Upstream]], Mapping[str, Upstream]], ...] = ()
     ended: tuple[Callable[[Ask, Race], None], ...] = ()
