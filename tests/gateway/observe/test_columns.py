@@ -50,4 +50,4 @@ def test_a_spreadsheet_has_the_columns_that_name_a_place_there_in_order() -> Non
 def test_two_columns_of_one_name_are_a_bug_of_a_part() -> None:
     """One of them would be lost in the JSON."""
     with pytest.raises(AssertionError, match="two columns have one name"):
-        Columns([*COLUMNS.all, Column[Trip]("longest", "", lambda e: None, "")])
+        Columns([*COLUMNS.all, Column("longest", "", lambda e: None, "")])
