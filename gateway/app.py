@@ -42,6 +42,7 @@ from gateway.observe.metrics.series import histogram
 from gateway.observe.prefix_doctor import PrefixDoctor
 from gateway.observe.recorder import Recorder
 from gateway.observe.trace_context import Tracer
+from gateway.parts.rescue.rescue import Rescues
 from gateway.process import ADMIN_KEY, HANDLER_GRACE, LISTEN_KEY, bind, naming, serve_app, url_of
 from gateway.proxy import Proxy
 from gateway.records.record_logs import RecordLogs
@@ -179,6 +180,7 @@ class Gateway:
             on_dispatched=self.queue.on_dispatched,
             saturated=lambda: self.queue.saturated,
         )
+        self.rescues = Rescues(self.fleet, dispatcher.run)
         self.proxy = Proxy(
             runtime=self.runtime,
             decider=self.decider,
@@ -190,6 +192,7 @@ class Gateway:
             admission=Admission(quotas, self.recorder, self.registry),
             answers=AnswerCache(self.answers, config.state.answer_bytes),
             tracer=None if self.telemetry is None else Tracer(config.telemetry.traces),
+            answer_hooks=self.rescues.on,
         )
         self.admin = GatewayAdmin(
             registry=self.registry,
@@ -333,6 +336,7 @@ class Gateway:
         self.estimator.reload(tokenizers(new.config))
         self.queue.reload(replaced)
         self.proxy.dispatcher.reload(routes)
+        self.rescues.reload()
         self.data_port.reload(new.config.defaults.max_body)
         self.cache_warming.reload()
         if self.keyring is not None:

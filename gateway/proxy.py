@@ -48,6 +48,7 @@ from gateway.responses.stored_responses import READ_WAIT, LargeReplies, StoredRe
 from gateway.runtime import Runtime, RuntimeHolder
 from gateway.scheduler import QueueTimeout, RequestQueue
 from gateway.strict_json import encode
+from gateway.upstream.answer_hooks import NO_ANSWER_HOOKS, AnswerHooks
 from gateway.upstream.dispatcher import Dispatcher
 from gateway.upstream.race import Race
 from gateway.upstream.relay import Relay
@@ -55,6 +56,7 @@ from gateway.upstream.routed_request import RoutedRequest
 from gateway.upstream.upstream import KeyedUpstreams, Upstream
 from policies.queue.queued_request import QueuedRequest
 from policies.quota.key_limits import Claim
+from policies.routes.route import Route
 from policies.types import Decision, Placement, PromptEstimate, RejectionKind
 
 log = logging.getLogger("firsttoken")
@@ -79,6 +81,7 @@ class Proxy:
     admission: Admission
     answers: AnswerCache
     tracer: Tracer | None = None
+    answer_hooks: Callable[[Route], AnswerHooks] = lambda route: NO_ANSWER_HOOKS
     draining: bool = False  # each answer is the last of its connection
     large_replies: LargeReplies = field(default_factory=LargeReplies)
     sockets: ResponsesSockets = field(default_factory=ResponsesSockets)
@@ -312,7 +315,7 @@ class Proxy:
     async def race(self, routed: RoutedRequest, relay: Relay) -> None:
         """Relay an answer, and keep what others may use of request and answer. Raises ApiError before the first
         token."""
-        race = Race(self.dispatcher, routed, relay)
+        race = Race(self.dispatcher, routed, relay, self.answer_hooks(routed.route))
         try:
             await race.run()
         finally:

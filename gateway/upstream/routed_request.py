@@ -57,12 +57,10 @@ class RoutedRequest:
     path: str = ""  # of the caller's request
     masked_pools: frozenset[str] = frozenset()  # pools of which no caller may learn the counts of cached tokens
     idle: float = FOREVER  # s without a byte in mid-stream
-    may_rescue: bool = field(init=False)  # a peer may continue the answer
     assembled: bool = field(init=False)  # asked for as a stream, and put together for the caller
     unseen: frozenset[str] = frozenset()  # endpoints that are asked for a whole answer nevertheless
 
     def __post_init__(self) -> None:
-        self.may_rescue = self.route.rescue == "on" and self.request.stream
         self.assembled = not self.request.stream and self._may_assemble()
 
     def _may_assemble(self) -> bool:
@@ -126,8 +124,6 @@ class RoutedRequest:
             checks_forecasts=self.limits_are_meant or route.total is not None,
             limit_at=self.timeline.record.arrival + route.total_limit,
             idle=self.idle,
-            rescue=self.may_rescue,
-            by_pace=not request.tools,
             longer_context=route.fallback.context,
             other_filter=route.fallback.content_filter,
             longest_output=route.output_cap(request.max_tokens) or self.estimate.output_tokens,
@@ -171,15 +167,11 @@ class RoutedRequest:
         record = self.timeline.record
         return int((record.wall + self.decision.deadline - record.arrival) * 1e3)
 
-    def rewriting(self, upstream: Upstream, endpoint: Endpoint) -> Rewriting:
-        masked = bool(self.masked_pools) and self._masks_counts(endpoint)
+    def rewriting(self, upstream: Upstream, endpoint: Endpoint, *, recovers: bool = False) -> Rewriting:
+        """`recovers`: any pool of the decision may write the rest of the answer."""
+        pools = self.decision.pools if recovers and self.masked_pools else (endpoint,)
+        masked = bool(self.masked_pools) and any(each.pool in self.masked_pools for each in pools)
         return Rewriting(self._rewritten_answer(endpoint, masked), upstream.backend.secret, masked)
-
-    def _masks_counts(self, endpoint: Endpoint) -> bool:
-        """A rescue may continue the answer in any other pool."""
-        if self.may_rescue:
-            return any(each.pool in self.masked_pools for each in self.decision.pools)
-        return endpoint.pool in self.masked_pools
 
     def _rewritten_answer(self, endpoint: Endpoint, masked: bool) -> RewrittenAnswer | None:
         translated = self.request.translated.get(endpoint.pool)
