@@ -23,12 +23,11 @@ from gateway.admission.keyring import Keyring
 from gateway.admission.local_quotas import LocalQuotas
 from gateway.admission.quotas import Admission, Quotas
 from gateway.admission.redis_keys import RedisKeys
-from gateway.answers.answer_cache import AnswerCache
-from gateway.answers.answer_stores import answer_store
 from gateway.cache_warming import CacheWarming
 from gateway.cluster.gossip import new_group
 from gateway.config.endpoint_section import Discovered
 from gateway.config.models import Config, Key
+from gateway.core.hooks import Plans
 from gateway.data_port import DataPort
 from gateway.decider import Decider
 from gateway.downstream.intake import Intake
@@ -42,6 +41,11 @@ from gateway.observe.metrics.series import histogram
 from gateway.observe.prefix_doctor import PrefixDoctor
 from gateway.observe.recorder import Recorder
 from gateway.observe.trace_context import Tracer
+from gateway.parts.answers.answer_cache import AnswerCache
+from gateway.parts.answers.answer_stores import answer_store
+from gateway.parts.caller_keys.caller_keys import CallerKeys
+from gateway.parts.counts.count_replies import CountReplies
+from gateway.parts.repair.prompt_repairs import Repairs
 from gateway.parts.rescue.rescue import Rescues
 from gateway.process import ADMIN_KEY, HANDLER_GRACE, LISTEN_KEY, bind, naming, serve_app, url_of
 from gateway.proxy import Proxy
@@ -181,18 +185,21 @@ class Gateway:
             saturated=lambda: self.queue.saturated,
         )
         self.rescues = Rescues(self.fleet, dispatcher.run)
+        self.answer_cache = AnswerCache(self.answers, config.state.answer_bytes)
+        parts = (
+            *(Repairs(self.decider), CallerKeys(self.runtime), CountReplies()),
+            *(self.answer_cache, self.cache_warming, self.rescues),
+        )
+        plans = Plans([part.on for part in parts])
         self.proxy = Proxy(
             runtime=self.runtime,
             decider=self.decider,
-            reader=RequestReader(self.runtime, self.decider, dispatcher.operations),
+            reader=RequestReader(self.runtime, self.decider, dispatcher.operations, plans),
             queue=self.queue,
             dispatcher=dispatcher,
             recorder=self.recorder,
-            cache_warming=self.cache_warming,
             admission=Admission(quotas, self.recorder, self.registry),
-            answers=AnswerCache(self.answers, config.state.answer_bytes),
             tracer=None if self.telemetry is None else Tracer(config.telemetry.traces),
-            answer_hooks=self.rescues.on,
         )
         self.admin = GatewayAdmin(
             registry=self.registry,

@@ -229,7 +229,7 @@ class InferenceRequest(RequestView):
     is_conversation: bool = False  # `session` names a conversation; else a user, with several at a time
     verbatim: Mapping[str, Any] | None = None  # the body with prefix breakers, if any
     dialect_headers: Mapping[str, str] = field(default_factory=dict)  # the caller's, for backends of the same dialect
-    own_caches: Mapping[str, str] = field(default_factory=dict)  # cache group of the caller's own key, by pool
+    cache_groups: Mapping[str, str] = field(default_factory=dict)  # by pool, where it is not that of the key
     state_ids: StateIds | None = None  # of Responses and of threads: seals the ids in the answer
     translated: Mapping[str, TranslatedBody] = field(default_factory=dict)  # by pool; else the body is sent as it is
     sent_at: float | None = None  # Unix time, by the clock of the client or of a proxy in front

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from urllib.parse import parse_qs, quote
@@ -63,10 +63,10 @@ class LargeReplies:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredResponses:
-    """Responses stored for the key `key`. `upstreams`: by endpoint id."""
+    """Responses stored for the key `key`. `upstream`: of an endpoint, as the caller uses it."""
 
     key: str
-    upstreams: Mapping[str, Upstream]
+    upstream: Callable[[str], Upstream]
     masked_pools: frozenset[str]
     ids: StateIds
     large: LargeReplies
@@ -77,8 +77,9 @@ class StoredResponses:
         """Status and body. `endpoints`: those open to the caller. `until_read`: to be closed when the caller has read
         the body. Raises ApiError."""
         holder = self.ids.open(http.model, endpoints)
-        if holder is None or (upstream := self.upstreams.get(holder.endpoint)) is None:
+        if holder is None:
             raise _not_found(http.model)
+        upstream = self.upstream(holder.endpoint)
         if "stream" in parse_qs(http.query):
             raise bad_request("A stored response cannot be streamed here.", "stream")
         try:

@@ -1,6 +1,6 @@
 """The hooks of an answer, for parts that have a broken one written to its end by others.
 
-A recover hook of the route makes one `Recovery` for each request. The rest of an answer comes from further attempts of
+A hook `recover` of the plan makes one `Recovery` for each request. The rest of an answer comes from further attempts of
 the same race, and goes through the same chain of filters to the caller.
 """
 
@@ -73,11 +73,21 @@ class Recovery(Protocol):
         ...
 
 
+Recover = Callable[[RoutedRequest], Recovery | None]  # None: of this request nobody could continue the answer
+
+
+class AnswerHooks(Protocol):
+    """Those of a plan, in order. The first that makes a Recovery has the answer."""
+
+    @property
+    def recover(self) -> tuple[Recover, ...]: ...
+
+
 @dataclass(frozen=True, slots=True)
-class AnswerHooks:
-    """Of the parts that a route uses. None: not wanted. `recover`: None where this request's answer is not kept."""
+class GivenHooks:
+    """Hooks of an answer without a plan."""
 
-    recover: Callable[[RoutedRequest], Recovery | None] | None = None
+    recover: tuple[Recover, ...] = ()
 
 
-NO_ANSWER_HOOKS = AnswerHooks()
+NO_ANSWER_HOOKS = GivenHooks()

@@ -21,7 +21,7 @@ from backends.interface import Failure
 from gateway.observe.record import RequestOutcome, Stage
 from gateway.refusals import refusal_of
 from gateway.upstream.answer import AssembledAnswer, StreamedAnswer, whole_reply
-from gateway.upstream.answer_hooks import NO_ANSWER_HOOKS, AnswerHooks, Rest
+from gateway.upstream.answer_hooks import NO_ANSWER_HOOKS, AnswerHooks, Recovery, Rest
 from gateway.upstream.attempt import BrokenOff, Milestone, WireAttempt, WireEvent, WireState
 from gateway.upstream.attempt_records import note_won, record_lost, record_winner
 from gateway.upstream.attempt_sinks import AnswerSink, AttemptSink, WholeAnswerSink
@@ -68,7 +68,9 @@ class Race:
             self._leave_out_known()
         self.attempts: dict[int, WireAttempt] = {}
         self.winner: WireAttempt | None = None
-        self._recovery = None if hooks.recover is None else hooks.recover(routed)
+        self._recovery: Recovery | None = None
+        for recover in hooks.recover:
+            self._recovery = self._recovery or recover(routed)
         self._rest: Rest | None = None  # of the answer, that attempts are asked for since it broke
         self._continues: Rest | None = None  # the rest that the winner has written
         self._facts = RaceFacts(dispatcher, routed, self.attempts, relay, self._recovery)

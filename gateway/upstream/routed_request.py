@@ -153,7 +153,7 @@ class RoutedRequest:
             traceparent=traceparent,
             tracestate=tracestate,
             baggage=request.baggage if upstream.traced else "",
-            cache_salt=request.own_caches.get(pool, self.cache_group),
+            cache_salt=request.cache_groups.get(pool, self.cache_group),
             priority=self._priority() if upstream.priority else None,
             session_id=request_id if upstream.kv_events else "",
             model_is_callers=bool(self.model),

@@ -27,14 +27,13 @@ from backends.http.connection import Sink
 from backends.interface import BackendRequest, Failure, HttpCall, Operation
 from backends.stream.continuation import Continuation, Diverged
 from backends.stream.partial_answer import PartialAnswer, TextBudget
-from gateway.upstream.answer_hooks import NO_ANSWER_HOOKS, AnswerHooks
+from gateway.core.hooks import NO_HOOKS, Hooks, RoutePlan
 from gateway.upstream.attempt import WireAttempt
 from gateway.upstream.routed_request import RoutedRequest
 from gateway.upstream.upstream import Upstream
 from policies.blame.blame import BLAME
 from policies.fleet.fleet import Fleet
 from policies.rescue.successors import able, in_order, is_of_request, patience, to_forecast
-from policies.routes.route import Route
 from policies.types import FOREVER, Attempt, Candidate, Endpoint
 
 COUNTING = 5.0  # s for a count of tokens
@@ -55,16 +54,15 @@ class Rescues:
         self.texts = TextBudget()
         self.restarting: set[str] = set()
         self.take_overs = asyncio.Semaphore(TAKE_OVERS)
-        self._hooks = AnswerHooks(recover=self._recovery)
 
     def reload(self) -> None:
         """Forget what is believed of endpoints."""
         self.restarting.clear()
 
-    def on(self, route: Route) -> AnswerHooks:
-        return self._hooks if route.rescue == "on" else NO_ANSWER_HOOKS
+    def on(self, plan: RoutePlan) -> Hooks:
+        return Hooks(recover=self.recovery) if plan.route.rescue == "on" else NO_HOOKS
 
-    def _recovery(self, routed: RoutedRequest) -> Rescue | None:
+    def recovery(self, routed: RoutedRequest) -> Rescue | None:
         return Rescue(self, routed) if routed.request.stream else None
 
 

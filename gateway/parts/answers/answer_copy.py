@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gateway.answers.answer_stores import AnswerKey
 from gateway.downstream.http_request import HttpRequest
+from gateway.parts.answers.answer_stores import AnswerKey
 from gateway.upstream.relay import Relay
 from policies.routes.route import Route
 
@@ -52,16 +52,18 @@ class CopyingRelay(Relay):
         super().end(last)
         self._add(last)
 
-    def drop_copy(self) -> None:
+    def release(self) -> None:
+        """Nothing more is copied. The copy is kept at once or never: its bytes are free for others."""
+        super().release()
         if self.copy is not None:
             self._budget.left += len(self.copy)
-        self.copy = None
 
     def _add(self, data: bytes) -> None:
         if self.copy is None:
             return
         if len(self.copy) + len(data) > MAX_ANSWER or len(data) > self._budget.left:
-            self.drop_copy()
+            self._budget.left += len(self.copy)
+            self.copy = None
         else:
             self._budget.left -= len(data)
             self.copy += data

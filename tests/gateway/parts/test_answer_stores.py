@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from gateway.answers import answer_stores
-from gateway.answers.answer_stores import OVERHEAD, AnswerKey, KeptAnswer, MemoryAnswers, RedisAnswers
 from gateway.cluster.redis_client import RedisClient
+from gateway.parts.answers import answer_stores
+from gateway.parts.answers.answer_stores import OVERHEAD, AnswerKey, KeptAnswer, MemoryAnswers, RedisAnswers
 from tests.support.redis import redis_server
 from tests.support.simulated import eventually
 

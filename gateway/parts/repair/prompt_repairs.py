@@ -12,17 +12,42 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from msgspec import Raw
 
 from backends.interface import Operation
+from gateway.core.hooks import NO_HOOKS, Ask, Hooks, RoutePlan
+from gateway.decider import Decider
 from gateway.strict_json import MAX_DEPTH, UNREADABLE, element, encode, members
 from gateway.tokenize.prefix_breakers import ANYWHERE, without_breakers
 from policies.prefix_doctor.mends import RepairRule
 
 _MARK = "cache_control"
+
+
+@dataclass(frozen=True, slots=True)
+class Repairs:
+    decider: Decider
+
+    def on(self, plan: RoutePlan) -> Hooks:
+        return Hooks(read=self.repair) if plan.route.repair else NO_HOOKS
+
+    async def repair(self, ask: Ask) -> None:
+        """Change the body by the rules of the route, and parse it again where one did."""
+        request, http = ask.request, ask.http
+        raw, done = await self.decider.off_loop(request.size, repaired, ask.operation, http.body, ask.route.repair)
+        if not done:
+            return
+        http.body, wanted = raw, frozenset(request.headers)
+        ask.request = found = await self.decider.parse(
+            ask.operation, raw, http.headers, request.arrival, request.request_id, wanted
+        )
+        found.caller = request.caller
+        found.repaired = tuple(dict.fromkeys((*found.repaired, *done)))
+        ask.timeline.repaired(found.repaired)
 
 
 def repaired(operation: Operation, raw: bytes, rules: Iterable[RepairRule]) -> tuple[bytes, tuple[str, ...]]:

@@ -26,16 +26,17 @@ from pydantic import SecretStr
 
 from backends.interface import Operation
 from backends.stream.sound_answers import is_sound
-from gateway.admission.auth import Tenant
 from gateway.admission.route_table import Routes
-from gateway.answers.answer_copy import CacheUse, CopyBudget, CopyingRelay
-from gateway.answers.answer_stores import AnswerKey, AnswerStore, KeptAnswer
 from gateway.api.inference_request import InferenceRequest
+from gateway.core.hooks import NO_HOOKS, Ask, Hooks, RoutePlan
 from gateway.downstream.answer_headers import answer_head, changes_told
 from gateway.downstream.http_request import HttpRequest
-from gateway.observe.record import RequestOutcome
+from gateway.observe.record import RequestOutcome, Stage
 from gateway.observe.timeline import RequestTimeline
+from gateway.parts.answers.answer_copy import CacheUse, CopyBudget, CopyingRelay
+from gateway.parts.answers.answer_stores import AnswerKey, AnswerStore, KeptAnswer
 from gateway.runtime import Runtime
+from gateway.upstream.race import Race
 from gateway.upstream.relay import STALL, Relay
 from gateway.upstream.routed_request import RoutedRequest
 from policies.routes.route import AnswerCaching, Route
@@ -56,20 +57,35 @@ class AnswerCache:
         self.copies = CopyBudget(copies)
         self._forms: dict[str, tuple[Routes, str]] = {}  # by route: the routes in force, and the form
 
-    def use(
-        self, http: HttpRequest, request: InferenceRequest, route: Route, runtime: Runtime, tenant: Tenant
-    ) -> CacheUse | None:
+    def on(self, plan: RoutePlan) -> Hooks:
+        if plan.route.cache is None or plan.operation not in SAMPLED | UNSAMPLED:
+            return NO_HOOKS
+        return Hooks(answer=self.answer, placed=tell_missed, ended=self.keep)
+
+    async def answer(self, ask: Ask) -> bool:
+        """Replay the answer to an equal request; where there is none, have the answer copied."""
+        if (use := self._use(ask)) is None:
+            return False
+        if (found := await self._find(use, ask.timeline)) is None:
+            ask.relay = CopyingRelay(ask.http, self.copies, use)
+            return False
+        ask.timeline.end_stage(Stage.ADMIT)
+        await self._replay(found, ask)
+        return True
+
+    def _use(self, ask: Ask) -> CacheUse | None:
         """None: the request is not for the cache."""
-        caching, control = route.cache, http.headers.get("cache-control", "").lower()
-        if caching is None or request.own_caches or "no-store" in control or not is_repeatable(request, caching):
+        request, http, caching = ask.request, ask.http, ask.route.cache
+        control = http.headers.get("cache-control", "").lower()
+        if caching is None or request.cache_groups or "no-store" in control or not is_repeatable(request, caching):
             return None
-        group = sha256(b"group " + tenant.cache_group.encode()).hexdigest()[:32]
+        group = sha256(b"group " + ask.tenant.cache_group.encode()).hexdigest()[:32]
         headers = sorted({**request.dialect_headers, **request.headers}.items())
         digest = sha256(
-            repr((group, self._form(route, runtime), http.path, headers)).encode("utf-8", "backslashreplace")
+            repr((group, self._form(ask.route, ask.runtime), http.path, headers)).encode("utf-8", "backslashreplace")
         )
         digest.update(http.body)
-        return CacheUse(AnswerKey(group, digest.hexdigest()), route, caching.ttl, "no-cache" in control)
+        return CacheUse(AnswerKey(group, digest.hexdigest()), ask.route, caching.ttl, "no-cache" in control)
 
     def _form(self, route: Route, runtime: Runtime) -> str:
         """Digest of the route and of what its pools send, the same in all processes."""
@@ -80,7 +96,7 @@ class AnswerCache:
             self._forms[route.name] = runtime.routes, form
         return form
 
-    async def find(self, use: CacheUse, timeline: RequestTimeline) -> KeptAnswer | None:
+    async def _find(self, use: CacheUse, timeline: RequestTimeline) -> KeptAnswer | None:
         """The answer to be replayed at once. None also for a large one while copies take all their memory."""
         found = None if use.fresh else await self.store.find(use.key)
         if found is not None and len(found.body) > max(self.copies.left, SLICE):
@@ -88,28 +104,31 @@ class AnswerCache:
         timeline.looked_up(found is not None)
         return found
 
-    async def replay(self, answer: KeptAnswer, http: HttpRequest, stream: bool, timeline: RequestTimeline) -> None:
+    async def _replay(self, answer: KeptAnswer, ask: Ask) -> None:
         """Write a kept answer as the caller reads it. It counts as a copy: the store may have dropped it."""
         self.copies.left -= len(answer.body)
         try:
-            await replay(answer, http, stream, timeline)
+            await replay(answer, ask.http, ask.request.stream, ask.timeline)
         finally:
             self.copies.left += len(answer.body)
 
-    def copying_relay(self, http: HttpRequest, use: CacheUse) -> CopyingRelay:
-        """The relay of an answer that an engine is asked for."""
-        http.lines = (*http.lines, f"{HEADER}: miss")
-        return CopyingRelay(http, self.copies, use)
-
-    def keep(self, relay: CopyingRelay, routed: RoutedRequest) -> None:
+    def keep(self, ask: Ask, race: Race) -> None:
         """Keep the answer that went to the caller, if it is complete and the route wants no better one."""
-        record, use = routed.timeline.record, relay.use
-        if relay.copy and record.end is RequestOutcome.COMPLETED and routed.route is use.route and is_best(routed):
+        relay, routed = ask.relay, race.routed
+        if not isinstance(relay, CopyingRelay) or not relay.copy or routed.route is not relay.use.route:
+            return
+        record, use = ask.timeline.record, relay.use
+        if record.end is RequestOutcome.COMPLETED and record.status == 200 and is_best(routed):
             body, told = bytes(relay.copy), tuple(changes_told(record))
-            if record.status == 200 and is_sound(routed.request.operation, body, stream=record.stream):
+            if is_sound(routed.request.operation, body, stream=record.stream):
                 kept = KeptAnswer(time(), relay.content_type, body, told, record.pool, record.model)
                 self.store.put(use.key, kept, use.ttl)
-        relay.drop_copy()
+
+
+def tell_missed(ask: Ask) -> None:
+    """An engine is asked for the answer."""
+    if isinstance(ask.relay, CopyingRelay):
+        ask.http.lines = (*ask.http.lines, f"{HEADER}: miss")
 
 
 def is_best(routed: RoutedRequest) -> bool:

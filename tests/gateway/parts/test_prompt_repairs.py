@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.interface import Operation
-from gateway.api.prompt_repairs import repaired
+from gateway.parts.repair.prompt_repairs import repaired
 from policies.prefix_doctor.mends import RepairRule
 
 CCH = "x-anthropic-billing-header: cc_version=2.1.177; cch=36ee5;"
