@@ -1,4 +1,4 @@
-"""The hooks of an answer, for parts that have a broken one written to its end by others.
+"""The hooks of an answer, for parts that judge a whole one, or have a broken one written to its end by others.
 
 A hook `recover` of the plan makes one `Recovery` for each request. The rest of an answer comes from further attempts of
 the same race, and goes through the same chain of filters to the caller.
@@ -13,6 +13,7 @@ from typing import Protocol
 from backends.http.connection import Sink
 from backends.interface import Failure
 from backends.stream.redaction import Rewriter
+from gateway.api.inference_request import InferenceRequest
 from gateway.upstream.attempt import WireAttempt
 from gateway.upstream.routed_request import RoutedRequest
 from policies.types import Attempt, Candidate
@@ -76,11 +77,19 @@ class Recovery(Protocol):
 Recover = Callable[[RoutedRequest], Recovery | None]  # None: of this request nobody could continue the answer
 
 
+# Of a whole answer, as the caller reads it: its shortcoming, for which that of another pool is preferred; empty: it
+# has none. Never raises: a fault of the judge is none of the answer's.
+Judge = Callable[[InferenceRequest, bytes], str]
+
+
 class AnswerHooks(Protocol):
-    """Those of a plan, in order. The first that makes a Recovery has the answer."""
+    """Those of a plan, in order. The first that makes a Recovery has the answer, the first shortcoming counts."""
 
     @property
     def recover(self) -> tuple[Recover, ...]: ...
+
+    @property
+    def judge(self) -> tuple[Judge, ...]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +97,7 @@ class GivenHooks:
     """Hooks of an answer without a plan."""
 
     recover: tuple[Recover, ...] = ()
+    judge: tuple[Judge, ...] = ()
 
 
 NO_ANSWER_HOOKS = GivenHooks()

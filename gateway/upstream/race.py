@@ -68,6 +68,7 @@ class Race:
             self._leave_out_known()
         self.attempts: dict[int, WireAttempt] = {}
         self.winner: WireAttempt | None = None
+        self._judges = hooks.judge
         self._recovery: Recovery | None = None
         for recover in hooks.recover:
             self._recovery = self._recovery or recover(routed)
@@ -137,7 +138,7 @@ class Race:
                 case Cancel(number, outcome):
                     self._cancel(self.attempts[number], outcome)
                 case Keep(_, shortcoming):
-                    self.routed.timeline.escalated(shortcoming)
+                    self.routed.timeline.kept(shortcoming)
                 case Leave(number, why):
                     self._leave(self.attempts[number], why)
                 case GiveUp():
@@ -348,7 +349,11 @@ class Race:
             return
         wire.stop(AttemptOutcome.COMPLETED)
         wire.whole = reply
-        self.advance(Answered(wire.attempt.number, self.routed.shortcoming(reply)))
+        self.advance(Answered(wire.attempt.number, self._shortcoming(reply)))
+
+    def _shortcoming(self, reply: bytes) -> str:
+        """For which another pool is asked; empty: none."""
+        return next(filter(None, (judge(self.routed.request, reply) for judge in self._judges)), "")
 
     def _on_failed(self, wire: WireAttempt, failure: Failure) -> None:
         """Nothing of an answer was written: the failure can be hidden."""

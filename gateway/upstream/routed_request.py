@@ -10,7 +10,6 @@ from backends.interface import Backend, BackendRequest, Operation
 from backends.translation.masked_messages import MASKED_MESSAGES
 from backends.translation.reply_translation import AnswerTranslation, RewrittenAnswer
 from backends.translation.translation import Translation
-from gateway.api.answer_quality import shortcoming
 from gateway.api.inference_request import InferenceRequest
 from gateway.api.request_ids import new_request_id
 from gateway.api.state_answer import StateAnswer
@@ -57,6 +56,7 @@ class RoutedRequest:
     path: str = ""  # of the caller's request
     masked_pools: frozenset[str] = frozenset()  # pools of which no caller may learn the counts of cached tokens
     idle: float = FOREVER  # s without a byte in mid-stream
+    judged: bool = False  # whole answers are, so they are asked for as such
     assembled: bool = field(init=False)  # asked for as a stream, and put together for the caller
     unseen: frozenset[str] = frozenset()  # endpoints that are asked for a whole answer nevertheless
 
@@ -64,9 +64,9 @@ class RoutedRequest:
         self.assembled = not self.request.stream and self._may_assemble()
 
     def _may_assemble(self) -> bool:
-        """True if a pool of the decision can stream this answer without loss, it is of use to see its tokens, and the
-        route judges no whole answers. The endpoints of other pools are asked for whole answers."""
-        if self.route.upstream_stream == "off" or self.route.escalate or not self._is_watched:
+        """True if a pool of the decision can stream this answer without loss, it is of use to see its tokens, and whole
+        answers are not judged. The endpoints of other pools are asked for whole answers."""
+        if self.route.upstream_stream == "off" or self.judged or not self._is_watched:
             return False
         pools = self.decision.pools
         lossy = {endpoint.pool for endpoint in pools if self._has_assembly_obstacle(endpoint)}
@@ -101,11 +101,6 @@ class RoutedRequest:
     def hides_usage(self) -> bool:
         """Usage is always requested upstream, and removed for callers without `include_usage`."""
         return self.request.stream and not self.request.wants_usage
-
-    def shortcoming(self, reply: bytes) -> str:
-        """The shortcoming of a whole answer, for which the route asks another pool; empty: none."""
-        request, wanted = self.request, self.route.escalate
-        return shortcoming(request.operation, request.body, reply, wanted) if wanted else ""
 
     @property
     def limits(self) -> AttemptLimits:

@@ -9,8 +9,9 @@ from typing import Any, cast
 
 import pytest
 
-from backends.interface import BackendRequest
+from backends.interface import BackendRequest, Operation
 from backends.stream.partial_answer import PartialAnswer, TextBudget
+from gateway.core.hooks import NO_HOOKS, RoutePlan
 from gateway.parts.rescue.rescue import Continuing, Rescue, Rescues
 from policies.types import FOREVER, Attempt, AttemptKind
 from tests.gateway.upstream.test_routed_request import routed
@@ -25,26 +26,30 @@ def nothing(work: Any) -> None:
     raise AssertionError(work)
 
 
+def plan(**on: Any) -> RoutePlan:
+    return RoutePlan(cast("Any", None), route(**on), Operation.CHAT)
+
+
 def rescues() -> Rescues:
     return Rescues(RecordingFleet(), nothing)
 
 
 def recovery(**body: Any) -> Rescue:
-    recover = rescues().on(route(rescue="on")).recover
+    recover = rescues().on(plan(rescue="on")).recover
     assert recover is not None
     return cast("Rescue", recover(routed(on={"rescue": "on"}, **body)))
 
 
-def test_the_core_names_nothing_of_rescues() -> None:
-    """It knows that the rest of a broken answer may come from others, and asks a hook."""
+def test_the_answer_path_names_no_part() -> None:
+    """It knows that the rest of a broken answer may come from others, that a whole one is judged, and asks a hook."""
     core = [*ROOT.glob("gateway/upstream/*.py"), *ROOT.glob("policies/attempts/*.py"), ROOT / "gateway/proxy.py"]
     assert len(core) > 10
-    word = re.compile(r"rescue|continuation|partial_answer|TextBudget", re.IGNORECASE)
+    word = re.compile(r"rescue|continuation|partial_answer|TextBudget|escalat|answer_quality", re.IGNORECASE)
     assert [f"{path.name}: {found[0]}" for path in core if (found := word.search(path.read_text("utf-8")))] == []
 
 
 def test_only_streams_of_routes_that_want_it_are_kept() -> None:
-    assert rescues().on(route(rescue="off")).recover is None
+    assert rescues().on(plan(rescue="off")) is NO_HOOKS
     assert recovery(stream=True) is not None
     assert recovery(stream=False) is None
 
@@ -61,7 +66,7 @@ def test_a_stream_is_left_by_its_pace_unless_it_cannot_be_continued() -> None:
 
 def test_the_text_kept_is_given_back_at_the_end() -> None:
     shared = rescues()
-    recover = shared.on(route(rescue="on")).recover
+    recover = shared.on(plan(rescue="on")).recover
     assert recover is not None
     kept = cast("Rescue", recover(routed(on={"rescue": "on"}, stream=True)))
     kept.link().feed(b'data: {"choices":[{"index":0,"delta":{"content":"word"}}]}\n\n')
