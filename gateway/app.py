@@ -45,7 +45,9 @@ from gateway.parts.answers.answer_cache import AnswerCache
 from gateway.parts.answers.answer_stores import answer_store
 from gateway.parts.caller_keys.caller_keys import CallerKeys
 from gateway.parts.counts.count_replies import CountReplies
+from gateway.parts.escalation.answer_quality import Escalations
 from gateway.parts.repair.prompt_repairs import Repairs
+from gateway.parts.rescue.rescue import Rescues
 from gateway.process import ADMIN_KEY, HANDLER_GRACE, LISTEN_KEY, bind, naming, serve_app, url_of
 from gateway.proxy import Proxy
 from gateway.records.record_logs import RecordLogs
@@ -189,10 +191,12 @@ class Gateway:
             on_dispatched=self.queue.on_dispatched,
             saturated=lambda: self.queue.saturated,
         )
+        self.rescues = Rescues(self.fleet, dispatcher.run)
+        self.escalations = Escalations(self.runtime.current.routes.all)
         self.answer_cache = AnswerCache(self.answers, config.state.answer_bytes)
         parts = (
             *(Repairs(self.decider), CallerKeys(self.runtime), CountReplies()),
-            *(self.answer_cache, self.cache_warming),
+            *(self.answer_cache, self.cache_warming, self.rescues, self.escalations),
         )
         plans = Plans([part.on for part in parts])
         self.proxy = Proxy(
@@ -347,6 +351,8 @@ class Gateway:
         self.estimator.reload(tokenizers(new.config))
         self.queue.reload(replaced)
         self.proxy.dispatcher.reload(routes)
+        self.rescues.reload()
+        self.escalations.reload(routes)
         self.data_port.reload(new.config.defaults.max_body)
         self.cache_warming.reload()
         if self.keyring is not None:

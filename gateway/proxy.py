@@ -250,6 +250,7 @@ class Proxy:
         timeline.routed(ask.request, ask.route)
         for read in ask.plan.read:
             await read(ask)
+        ask.request.caller = reader.caller(http, tenant)
         if ask.operation in STATEFUL:
             await reader.open_state(ask)
         keepalive = ask.runtime.config.defaults.keepalive if ask.route.keepalive is None else ask.route.keepalive
@@ -311,11 +312,12 @@ class Proxy:
             path=ask.http.path,
             masked_pools=current.masked_pools,
             idle=config.defaults.stream_idle,
+            judged=bool(ask.plan.judge),
         )
 
     async def race(self, ask: Ask, routed: RoutedRequest) -> None:
         """Relay an answer. Raises ApiError before the first token."""
-        race = Race(self.dispatcher, routed, ask.relay or Relay(ask.http))
+        race = Race(self.dispatcher, routed, ask.relay or Relay(ask.http), ask.plan)
         try:
             await race.run()
         finally:
