@@ -68,6 +68,8 @@ from gateway.worker_context import WorkerContext
 from policies.attempts.budgets import RetryBudget
 from policies.fleet.fleet import Fleet
 from policies.fleet.peers import CombinedPeers
+from policies.queue.queue_scheduler import QueueScheduler
+from policies.queue_parts import queue_parts
 from policies.routes.route import Route
 from policies.types import Pool
 
@@ -106,7 +108,11 @@ class Gateway:
         shared = None if self.worker is None else self.worker.peers
         self.monitor = Monitor(self.fleet, shared=shared, routes=self._routes)
         self.decider = Decider(self.estimator, self.fleet)
-        self.queue = RequestQueue(self.fleet, lambda: self.config.defaults.first_token)
+        self.queue = RequestQueue(
+            self.fleet,
+            patience=lambda: self.config.defaults.first_token,
+            new_scheduler=lambda: QueueScheduler(queue_parts()),
+        )
 
     def _build_observers(self, config: Config) -> None:
         """Every Record goes to all sinks of the recorder; Prometheus reads the registry."""

@@ -41,7 +41,7 @@ from policies.queue import queue_scheduler
 from policies.rate_limit import endpoint_limits
 from policies.routes.route import Route, Workload
 from policies.routing import decide
-from scripts import metrics_page
+from scripts import metrics_page, record_page
 from tests.support.gateways import document, pool
 
 ROOT = Path(__file__).parent.parent
@@ -191,6 +191,11 @@ def as_row(workload: Workload) -> tuple[str, ...]:
 def test_the_metrics_page_is_generated_from_the_metric_table() -> None:
     """`python scripts/metrics_page.py` writes the page."""
     assert (ROOT / "docs/metrics.md").read_text("utf-8") == metrics_page.page()
+
+
+def test_the_page_of_records_is_generated_from_their_columns() -> None:
+    """`python scripts/record_page.py` writes the page."""
+    assert (ROOT / "docs/record.md").read_text("utf-8") == record_page.page()
 
 
 METRIC = r"(?:firsttoken|llm_d_epp)_\w+"

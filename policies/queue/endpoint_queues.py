@@ -41,9 +41,9 @@ def _key(queued: QueuedRequest) -> QueueKey:
 class EndpointQueues:
     """All requests held in the gateway."""
 
+    best_effort: BestEffortQueue
     new: list[QueuedRequest] = field(default_factory=list)
     assigned: dict[QueueKey, list[QueuedRequest]] = field(default_factory=dict)  # earliest deadline first
-    best_effort: BestEffortQueue = field(default_factory=BestEffortQueue)
     in_dispatch: dict[Hashable, Candidate] = field(default_factory=dict)  # destinations of released requests, by key
 
     def __len__(self) -> int:

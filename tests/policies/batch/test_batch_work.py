@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from policies.latency.tpot import STALL_GRID
-from policies.queue.batch_work import (
+from policies.batch.batch_work import (
     ANSWERS,
     ARRIVALS_S,
     DEEP,
@@ -19,8 +18,12 @@ from policies.queue.batch_work import (
     RECHECK,
     SHALLOW,
     SHORT,
+    Batch,
     BatchWork,
 )
+from policies.fair_share.fair_share import FairShare
+from policies.latency.tpot import STALL_GRID
+from policies.queue.queue_scheduler import QueueScheduler
 from policies.queue.queued_request import QueuedRequest
 from policies.types import Candidate, Forecast, Load, PoolEstimate, PromptEstimate, RequestView
 from tests.support.queue_fixture import API, LARGE, ONE, PROMPT, START, TWO, QueueFixture, route
@@ -160,11 +163,12 @@ def test_batch_work_in_a_hurry_takes_another_tier() -> None:
 def test_batch_work_uses_up_nobody_s_share() -> None:
     """Otherwise its tenant would be an active one, beside which the tenant of the chats is above its share: what comes
     from that is treated as late."""
-    queue = QueueFixture()
+    queue, share = QueueFixture(), FairShare()
+    queue.scheduler = QueueScheduler((Batch(), share))
     for name, more in (("batch", NIGHTLY), ("patient", {"budget": None})):
         queue.enter(name, tenant="jobs", **more)
         queue.complete(name)
-        assert (queue.scheduler._shares.use("jobs") > 0) is (name == "patient")
+        assert (share.use.of("jobs") > 0) is (name == "patient")
 
 
 def test_tenants_of_batch_work_take_turns() -> None:
@@ -240,7 +244,7 @@ def test_whatever_others_may_need_soon_ends_a_valley(busy: dict[str, Any]) -> No
     work, request = BatchWork(), waiting(1, 100.0)
     request.deadline, request.route = START, route(1.0, tpot={"budget": "50ms"})
     forecast = Forecast(0.1)
-    work.on_dispatched(request, Candidate(ONE, 0, 100, 0, forecast, 1.0, 0.0), START)
+    work.on_arrival(request, Candidate(ONE, 0, 100, 0, forecast, 1.0, 0.0), START)
     assert work.is_valley("small", 1, Load(), 0.05, 0.0, START)
     assert not work.is_valley("small", 1, Load(**busy), 0.05, 0.0, START)
 
@@ -251,7 +255,7 @@ def test_a_pace_that_no_request_wanted_for_an_hour_is_forgotten() -> None:
     for at, budget in ((START, "50ms"), (START + PACED_S / 2, "80ms"), (START + PACED_S, "80ms")):
         request = waiting(1, 100.0)
         request.deadline, request.route = at, route(1.0, tpot={"budget": budget})
-        work.on_dispatched(request, Candidate(ONE, 0, 100, 0, Forecast(0.1), 1.0, 0.0), at)
+        work.on_arrival(request, Candidate(ONE, 0, 100, 0, Forecast(0.1), 1.0, 0.0), at)
         assert work.is_valley("small", 1, paced, 0.05, 0.0, at) is (at == START + PACED_S)
     assert not work.is_valley("small", 1, Load(tpot=0.05, running=1), 0.05, 0.0, at)
 
@@ -261,7 +265,7 @@ def test_a_long_prefill_waits_where_requests_in_time_come_often() -> None:
     work, request = BatchWork(), waiting(1, 100.0)
     request.deadline = START
     for second in range(60):
-        work.on_dispatched(request, Candidate(ONE, 0, 100, 0, Forecast(0.1), 1.0, 0.0), START + second)
+        work.on_arrival(request, Candidate(ONE, 0, 100, 0, Forecast(0.1), 1.0, 0.0), START + second)
 
     def is_valley(engines: int, prefill_s: float, later: float) -> bool:
         return work.is_valley("small", engines, Load(), prefill_s, 0.0, START + 60.0 + later)

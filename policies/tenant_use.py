@@ -1,4 +1,4 @@
-"""Engine time that each tenant has used lately, and who is above the fair share.
+"""Engine time that each tenant has used lately, and who is above a fair share.
 
 Start-time fair queueing (Goyal, Vin and Cheng, 1996) and VTC (Sheng et al., "Fairness in Serving Large Language
 Models", OSDI 2024) serve the tenant first that has used least per weight; so does the queue for best effort. Requests
@@ -35,7 +35,7 @@ def engine_seconds(queued: QueuedRequest, chosen: Candidate) -> float:
     return min(forecast.prefill + tokens * forecast.tpot / (chosen.load.in_flight + 1), MOST)
 
 
-class FairShare:
+class TenantUse:
     """Recent use by tenant."""
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class FairShare:
         self._total += seconds
         self._weights += weight - before
 
-    def use(self, tenant: str) -> float:
+    def of(self, tenant: str) -> float:
         """Recent seconds per weight. A tenant that was not active comes first, once."""
         if tenant not in self._used:
             return 0.0

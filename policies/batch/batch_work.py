@@ -8,8 +8,6 @@ Rules:
   deadline, at this rate, hurries: from 0 there to 1 where all of the time is taken. Valleys for hurried work are less
   deep; at 1 the work has the turn of a late request, and the pace of answers holds it no longer. Work that begins
   raises the rate, so the hurry settles.
-- Batch work comes after all other requests, tenants by recent use of valleys. Valleys used put no tenant above its
-  share (`policies.queue.fair_share`).
 - Work is engine time: prefill, and a share of the decoding. A request that cannot end in time makes no other hurry.
 """
 
@@ -21,7 +19,9 @@ from itertools import accumulate, repeat
 from math import exp
 
 from policies.latency.tpot import expected_tpot_misses
-from policies.queue.queued_request import QueuedRequest
+from policies.queue.queue_part import BestEffortReach, IdleEngine, QueuePart
+from policies.queue.queued_request import HoldRule, QueuedRequest
+from policies.tenant_use import TenantUse
 from policies.types import FOREVER, NEVER, TINY, Candidate, Load
 
 HURRY_FROM = 0.7  # of the time left, that work takes at the measured rate
@@ -32,6 +32,7 @@ ANSWERS = 2.0  # expected times of an answer that are left for it: lengths vary
 DECODING_SHARE = 1 / 8  # of the time of an answer, as engine time: answers share a step
 SHORT = 0.1  # s of prefill that no request in time notices
 ARRIVALS_S = 60.0  # time constant of the rate of requests in time
+OTHERS = (0.0, 0.0, 0.0)  # precedence of a request that is not batch work
 PACED_S = 3600.0  # s after the last request with a TPOT budget, until which it counts: a reload may have taken it away
 
 
@@ -123,10 +124,8 @@ class BatchWork:
 
     # ---------------------------------------------------------------- valleys
 
-    def on_dispatched(self, queued: QueuedRequest, chosen: Candidate, now: float) -> None:
+    def on_arrival(self, queued: QueuedRequest, chosen: Candidate, now: float) -> None:
         """Note a request in time that is sent to an engine."""
-        if queued.deadline == FOREVER:
-            return
         pool, tpot = chosen.endpoint.pool, queued.route.tpot
         self._arrivals[pool] = self._rate_at(pool, now) + 1 / ARRIVALS_S, now
         if tpot is not None and tpot.budget <= self._pace_at(pool, now):
@@ -159,3 +158,45 @@ def _order(queued: QueuedRequest) -> tuple[float, int]:
 
 def _work_s(queued: QueuedRequest) -> float:
     return queued.prefill_s + DECODING_SHARE * queued.answer_s
+
+
+class Batch(QueuePart):
+    """Batch work in the queue: it comes after all other requests, tenants by recent use of valleys, and begins in a
+    valley of the preferred tier, or anywhere once its hurry is 1."""
+
+    def __init__(self) -> None:
+        self.work = BatchWork()
+        self._use = TenantUse()  # of valleys
+
+    def hold(self, queued: QueuedRequest, engine: IdleEngine) -> HoldRule | None:
+        """Nowhere before late requests while the work can wait, nor where it may cost others a budget."""
+        if queued.due == FOREVER:
+            return None
+        hurry, pool = self.work.hurry(queued, engine.now), engine.pool
+        load, prefill_s = engine.load, engine.prefill_s
+        is_valley = self.work.is_valley(pool.name, len(pool.endpoints), load, prefill_s, hurry, engine.now)
+        return HoldRule.VALLEY if not is_valley or (engine.late and hurry < 1) else None
+
+    def reach(self, queued: QueuedRequest, now: float) -> BestEffortReach | None:
+        return None if queued.due == FOREVER else BestEffortReach(self.work.hurry(queued, now) >= 1, each_endpoint=True)
+
+    def precedence(self, queued: QueuedRequest) -> tuple[float, ...]:
+        return OTHERS if queued.due == FOREVER else (1.0, self._use.of(queued.tenant), queued.due)
+
+    def on_dispatched(self, queued: QueuedRequest, chosen: Candidate, now: float) -> None:
+        if queued.due < FOREVER:
+            self._use.charge(queued, chosen, now)
+        elif queued.deadline < FOREVER:
+            self.work.on_arrival(queued, chosen, now)
+
+    def on_held(self, queued: QueuedRequest, now: float) -> None:
+        if queued.due < FOREVER:
+            self.work.add(queued, now)
+
+    def on_begun(self, queued: QueuedRequest, now: float) -> None:
+        if queued.due < FOREVER:
+            self.work.begin(queued, now)
+
+    def on_left(self, queued: QueuedRequest, now: float) -> None:
+        if queued.due < FOREVER:
+            self.work.leave(queued, now)

@@ -6,10 +6,10 @@ import pytest
 from pydantic import ValidationError
 
 from gateway.config.models import Key
-from policies.queue.fair_share import ACTIVE, MOST, TIME_CONSTANT, FairShare, engine_seconds
 from policies.queue.queued_request import QueuedRequest
-from policies.types import Candidate, Endpoint, Forecast, Load, Placement, PromptEstimate, RequestView
-from tests.support.queue_fixture import ONE, QueueFixture, route
+from policies.tenant_use import ACTIVE, MOST, TIME_CONSTANT, TenantUse, engine_seconds
+from policies.types import Candidate, Endpoint, Forecast, Load, PromptEstimate, RequestView
+from tests.support.queue_fixture import route
 
 
 def queued(tenant: str = "a", weight: float = 1.0, choices: int = 1) -> QueuedRequest:
@@ -29,8 +29,8 @@ def test_a_request_costs_its_prefill_and_its_part_of_the_decoding() -> None:
     assert engine_seconds(queued(), candidate(0.0, 0.02)) == 0.0
 
 
-def used(*charges: tuple[str, float], weights: dict[str, float] | None = None) -> FairShare:
-    shares = FairShare()
+def used(*charges: tuple[str, float], weights: dict[str, float] | None = None) -> TenantUse:
+    shares = TenantUse()
     for tenant, seconds in charges:
         shares.charge(queued(tenant, (weights or {}).get(tenant, 1.0)), candidate(seconds), 0.0)
     return shares
@@ -75,7 +75,7 @@ def test_a_new_tenant_inherits_no_debt_of_a_flood() -> None:
     """Beside a tenant far above its share it starts at the mean of the others, and stays within its share after it."""
     shares = used(("b", 5.0), ("c", 5.0), ("flood", 50.0), ("flood", 50.0), ("new", 0.1))
     assert shares.is_over("flood")
-    assert shares.use("new") == pytest.approx(7.6)
+    assert shares.of("new") == pytest.approx(7.6)
     for second in range(1, 30):
         for tenant in ("b", "c", "new"):
             shares.charge(queued(tenant), candidate(0.1), float(second))
@@ -91,72 +91,9 @@ def test_use_is_forgotten() -> None:
     """Half of it in 42 s; all of it without a request for some seconds."""
     shares = used(("a", 10.0))
     shares.charge(queued("a"), candidate(0.0), ACTIVE - 1)
-    assert 8.0 < shares.use("a") < 10.0
+    assert 8.0 < shares.of("a") < 10.0
     for second in range(int(ACTIVE), int(ACTIVE + TIME_CONSTANT)):
         shares.charge(queued("a"), candidate(0.0), float(second))
-    assert 3.0 < shares.use("a") < 4.0
+    assert 3.0 < shares.of("a") < 4.0
     shares.charge(queued("b"), candidate(1.0), 200.0)
-    assert shares.use("a") == 0.0
-
-
-def above_share() -> QueueFixture:
-    """Tenant a has used more than b; the engine is idle."""
-    queue = QueueFixture()
-    queue.enter("b0", tenant="b")
-    queue.complete("b0")
-    for number in range(20):
-        queue.enter(f"a{number}", tenant="a")
-        queue.complete(f"a{number}")
-    return queue
-
-
-def test_while_another_tenant_is_active_requests_above_the_share_come_last() -> None:
-    """Also those that were assigned before."""
-    queue = above_share()
-    filling = queue.fill(ONE)
-    assert queue.enter("a20", tenant="a") == queue.enter("b1", tenant="b") == []
-    assert (queue.assigned(), queue.best_effort) == (["b1"], ["a20"])
-    queue.first_tokens(*filling)
-    assert queue.release() == ["b1"]
-    queue.first_tokens("b1")
-    assert queue.release() == ["a20"]
-
-
-def test_the_flooding_tenant_is_refused_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond the bound of the queue."""
-    monkeypatch.setattr("policies.queue.queue_scheduler.MAX_HELD", 4)
-    queue = QueueFixture()
-    queue.fill(ONE)
-    for name in ("a0", "b0", "b1", "b2"):
-        assert queue.enter(name, tenant=name[0]) == []
-    assert queue.enter("a1", tenant="a") == ["b2"]
-    assert queue.destination("b2") == ""
-
-
-def test_a_route_that_sheds_holds_no_more_above_the_share_than_can_be_in_time() -> None:
-    """Held for the whole patience, a flood would fill the queue, and its callers would learn nothing."""
-    queue = above_share()
-    filling = queue.fill(ONE)
-    for number in range(50):
-        queue.enter(f"flood{number}", tenant="a", on_miss="shed")
-    held = queue.best_effort
-    assert held == [f"flood{number}" for number in range(len(held))]
-    assert 3 <= len(held) <= 8  # prefills of 0.1 s, in a budget of 1 s, at the target of the route
-    refused = queue.released["flood49"]
-    assert refused.outcome is Placement.SHED
-    assert 0.0 < refused.retry_after < 2.0
-    assert queue.enter("modest", tenant="b", on_miss="shed") == []
-    queue.first_tokens(*filling)
-    assert queue.release()[0] == "modest"
-
-
-def test_a_held_request_above_the_share_is_refused_once_it_cannot_be_in_time() -> None:
-    """A route that sheds; on a route that queues it is answered late."""
-    queue = above_share()
-    queue.fill(ONE)
-    queue.enter("shedding", tenant="a", on_miss="shed")
-    queue.enter("queueing", tenant="a", name="other")
-    assert queue.best_effort == ["shedding", "queueing"]
-    assert sorted(queue.release(later=0.95)) == ["queueing", "shedding"]
-    assert queue.released["shedding"].outcome is Placement.SHED
-    assert queue.released["queueing"].outcome is Placement.PLACE
+    assert shares.of("a") == 0.0
