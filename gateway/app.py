@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 from prometheus_client import GCCollector, PlatformCollector, ProcessCollector
 
+from backends.interface import Operation
 from gateway.admin.admin_server import AdminServer
 from gateway.admin.gateway_admin import GatewayAdmin
 from gateway.admission.key_file import FileKeys
 from gateway.admission.keyring import Keyring
 from gateway.admission.local_quotas import LocalQuotas
-from gateway.admission.quotas import Admission, Quotas
 from gateway.admission.redis_keys import RedisKeys
 from gateway.cache_warming import CacheWarming
 from gateway.cluster.gossip import new_group
@@ -44,10 +44,16 @@ from gateway.observe.trace_context import Tracer
 from gateway.parts.answers.answer_cache import AnswerCache
 from gateway.parts.answers.answer_stores import answer_store
 from gateway.parts.caller_keys.caller_keys import CallerKeys
+from gateway.parts.comments.stream_comments import Comments
 from gateway.parts.counts.count_replies import CountReplies
 from gateway.parts.escalation.answer_quality import Escalations
+from gateway.parts.quotas.quotas import Admission, Quotas
 from gateway.parts.repair.prompt_repairs import Repairs
 from gateway.parts.rescue.rescue import Rescues
+from gateway.parts.responses.kept_state import KeptState
+from gateway.parts.responses.responses_sockets import ResponsesSockets
+from gateway.parts.responses.stored_responses import StoredPaths
+from gateway.parts.tags.tags import Tags
 from gateway.process import ADMIN_KEY, HANDLER_GRACE, LISTEN_KEY, bind, naming, serve_app, url_of
 from gateway.proxy import Proxy
 from gateway.records.record_logs import RecordLogs
@@ -194,11 +200,15 @@ class Gateway:
         self.rescues = Rescues(self.fleet, dispatcher.run)
         self.escalations = Escalations(self.runtime.current.routes.all)
         self.answer_cache = AnswerCache(self.answers, config.state.answer_bytes)
-        parts = (
-            *(Repairs(self.decider), CallerKeys(self.runtime), CountReplies()),
-            *(self.answer_cache, self.cache_warming, self.rescues, self.escalations),
+        self.admission = Admission(quotas, self.decider, self.recorder, self.registry)
+        plans = Plans(
+            [
+                *(Tags(), self.admission, Repairs(self.decider), KeptState(self.decider), CallerKeys(self.runtime)),
+                *(Comments(), CountReplies(), self.answer_cache, self.cache_warming),
+                *(self.rescues, self.escalations),
+            ]
         )
-        plans = Plans([part.on for part in parts])
+        self.sockets = ResponsesSockets()
         self.proxy = Proxy(
             runtime=self.runtime,
             decider=self.decider,
@@ -206,7 +216,9 @@ class Gateway:
             queue=self.queue,
             dispatcher=dispatcher,
             recorder=self.recorder,
-            admission=Admission(quotas, self.recorder, self.registry),
+            plans=plans,
+            side_paths=StoredPaths().paths,
+            socket_paths={Operation.RESPONSES.value: self.sockets},
             tracer=None if self.telemetry is None else Tracer(config.telemetry.traces),
         )
         self.admin = GatewayAdmin(
