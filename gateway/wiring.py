@@ -10,13 +10,9 @@ from typing import TypeVar
 from prometheus_client import GCCollector, PlatformCollector, ProcessCollector
 
 from gateway.admin.gateway_admin import GatewayAdmin
-from gateway.admission.local_quotas import LocalQuotas
-from gateway.admission.quotas import Admission
-from gateway.answers.answer_cache import AnswerCache
-from gateway.answers.answer_stores import answer_store
-from gateway.cache_warming import CacheWarming
 from gateway.config.endpoint_section import Discovered
 from gateway.config.models import Config
+from gateway.core.hooks import Plans
 from gateway.core.part import Part
 from gateway.data_port import DataPort
 from gateway.decider import Decider
@@ -28,7 +24,8 @@ from gateway.observe.metrics.scrape_collectors import EndpointCollector, Gateway
 from gateway.observe.metrics.series import histogram
 from gateway.observe.prefix_doctor import PrefixDoctor
 from gateway.observe.recorder import Recorder
-from gateway.proxy import Proxy
+from gateway.observe.trace_context import Tracer
+from gateway.proxy import Proxy, SidePath, SocketPath
 from gateway.request_reader import RequestReader
 from gateway.runtime import Runtime, RuntimeHolder, build_runtime, build_warm_runtime, tokenizers
 from gateway.scheduler import RequestQueue
@@ -39,6 +36,8 @@ from gateway.worker_context import WorkerContext
 from policies.attempts.budgets import RetryBudget
 from policies.fleet.fleet import Fleet
 from policies.fleet.peers import CombinedPeers, PeerLink
+from policies.queue.queue_scheduler import QueueScheduler
+from policies.queue_parts import queue_parts
 from policies.routes.route import Route
 
 T = TypeVar("T")
@@ -56,7 +55,7 @@ class Core:
         self._reloading = asyncio.Lock()
         self._build_decisions()
         self._build_observers()
-        self._build_ports(config)
+        self._build_admin()
 
     # -- build ------------------------------------------------------------------------------
 
@@ -66,7 +65,11 @@ class Core:
         shared = None if self.worker is None else self.worker.peers
         self.monitor = Monitor(self.fleet, shared=shared, routes=self.routes)
         self.decider = Decider(self.estimator, self.fleet)
-        self.queue = RequestQueue(self.fleet, lambda: self.config.defaults.first_token)
+        self.queue = RequestQueue(
+            self.fleet,
+            patience=lambda: self.config.defaults.first_token,
+            new_scheduler=lambda: QueueScheduler(queue_parts()),
+        )
         self.dispatcher = Dispatcher(
             self.fleet,
             RetryBudget(),
@@ -99,34 +102,44 @@ class Core:
         )
         self.registry.register(self.on_screen)
         self.registry.register(self.monitor.ejections)
+        server = self.config.server
+        self.intake = Intake(server.max_connections, server.max_body_bytes)
+        self.registry.register(self.intake)
 
-    def _build_ports(self, config: Config) -> None:
-        self.cache_warming = CacheWarming(self.fleet, self.estimator, self.runtime)
-        self.answers = answer_store(config.state)
-        self.admission = Admission(LocalQuotas(), self.recorder, self.registry)
-        self.proxy = Proxy(
-            runtime=self.runtime,
-            decider=self.decider,
-            reader=RequestReader(self.runtime, self.decider, self.dispatcher.operations),
-            queue=self.queue,
-            dispatcher=self.dispatcher,
-            recorder=self.recorder,
-            cache_warming=self.cache_warming,
-            admission=self.admission,
-            answers=AnswerCache(self.answers, config.state.answer_bytes),
-        )
+    def _build_admin(self) -> None:
         self.admin = GatewayAdmin(
             registry=self.registry,
             recorder=self.recorder,
             decider=self.decider,
             queue=self.queue,
             runtime=self.runtime,
-            cache_warming=self.cache_warming,
             on_screen=self.on_screen,
         )
-        self.intake = Intake(config.server.max_connections, config.server.max_body_bytes)
-        self.registry.register(self.intake)
-        self.data_port = DataPort(self.proxy, self.intake, self._certificate(config))
+        self.tracer: Tracer | None = None
+        self.side_paths: dict[str, SidePath] = {}
+        self.socket_paths: dict[str, SocketPath] = {}
+
+    def attach(self, parts: Sequence[Part]) -> None:
+        """Builds the data port, with what the parts offer."""
+        self._parts = parts
+        for part in parts:
+            for collector in part.collectors:
+                self.registry.register(collector)
+            self.recorder.batch_sinks += part.readers
+        plans = Plans(parts)
+        self.proxy = Proxy(
+            runtime=self.runtime,
+            decider=self.decider,
+            reader=RequestReader(self.runtime, self.decider, self.dispatcher.operations, plans),
+            queue=self.queue,
+            dispatcher=self.dispatcher,
+            recorder=self.recorder,
+            plans=plans,
+            side_paths=self.side_paths,
+            socket_paths=self.socket_paths,
+            tracer=self.tracer,
+        )
+        self.data_port = DataPort(self.proxy, self.intake, self._certificate(self.config))
         if self.data_port.certificate is not None:
             self.registry.register(self.data_port.certificate)
 
@@ -136,13 +149,6 @@ class Core:
         return None if config.server.tls is None else ServerCertificate(config.server.tls)
 
     # -- parts ------------------------------------------------------------------------------
-
-    def attach(self, parts: Sequence[Part]) -> None:
-        self._parts = parts
-        for part in parts:
-            for collector in part.collectors:
-                self.registry.register(collector)
-            self.recorder.batch_sinks += part.readers
 
     def offer(self, resource: object) -> None:
         """Let parts later in the list find a resource by its type."""
@@ -239,8 +245,8 @@ class Core:
     # -- start and stop -------------------------------------------------------------------------------
 
     def start(self) -> None:
+        self.estimator.warm()
         self._watch_endpoints()
-        self.answers.start()
 
     async def close(self) -> None:
         """No request is in progress any more."""
@@ -248,7 +254,6 @@ class Core:
             await self.data_port.certificate.close()
         await self.dispatcher.waker.close()
         await self.monitor.close()
-        await self.answers.close()
         for connections in self.runtime.current.connections.values():
             await connections.close()
         self.estimator.close()

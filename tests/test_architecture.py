@@ -200,13 +200,13 @@ def test_one_function_makes_every_name_in_redis() -> None:
 def test_the_picture_of_the_rooms_shows_the_imports() -> None:
     """Every arrow of the picture is an import, and every import between rooms an arrow.
 
-    Arrows from `main` (the composition root and its neighbours), `parts`, `cli` and `lab` go nearly everywhere and are
-    left out; so are those to `policies` and `backends`, which every room may import.
+    Arrows from `main` (the composition root and its neighbours), from `cli`, from `parts` and from `lab` go nearly
+    everywhere and are left out; so are those to `policies` and `backends`, which every room may import.
     """
     picture = PICTURE.search((ROOT / "README.md").read_text("utf-8"))
     assert picture is not None
     drawn = {(source, target) for source, targets in ARROW.findall(picture[1]) for target in targets.split(" & ")}
-    left_out = {"main", "cli", "lab", "firsttoken", "parts"}
+    left_out = {"main", "cli", "parts", "lab", "firsttoken"}
     shown = {(source, target) for source, target in arrows() if source not in left_out}
     assert drawn == {(source, target) for source, target in shown if target not in ("policies", "backends", "main")}
 
@@ -217,3 +217,62 @@ def test_the_reading_tour_is_twenty_files_at_most() -> None:
     links = re.findall(r"\]\(((?:gateway|policies|backends|lab)/[^)]+)\)", tour)
     assert 0 < len(set(links)) <= 20
     assert [link for link in links if not (ROOT / link).is_file()] == []
+
+
+CORE = (
+    *("core", "wiring.py", "proxy.py", "request_reader.py", "decider.py", "scheduler.py", "runtime.py"),
+    *("data_port.py", "refusals.py", "upstream", "downstream", "api", "tokenize"),
+)
+COMPOSITION = {"gateway/app.py", "gateway/serve.py"}
+# Of parts that have left the core: the list grows with each.
+WORDS_OF_PARTS = (
+    *(
+        "picker",
+        "llm_d",
+        "kvevents",
+        "learned_keeper",
+        "learnedkeeper",
+        "witness_probe",
+        "cache_warming",
+        "cachewarming",
+    ),
+    *("otlp", "opentelemetry", "redis", "kubernetes", "keyring", "record_ring", "recordlogs", "rescue", "escalat"),
+    *("answer_cache", "answercache", "count_repl", "state_ids", "history_keeper"),
+)
+
+
+def test_the_core_has_no_words_of_parts() -> None:
+    """Names and comments alike: who reads the core meets no feature."""
+    core = [path for path in FILES if is_core(path)]
+    assert len(core) > 50
+    found = {
+        f"{path.relative_to(ROOT)}: {word}"
+        for path in core
+        for word in WORDS_OF_PARTS
+        if word in path.read_text("utf-8").lower()
+    }
+    assert found == set()
+
+
+def is_core(path: Path) -> bool:
+    return path.is_relative_to(ROOT / "gateway") and path.relative_to(ROOT / "gateway").parts[0] in CORE
+
+
+def test_only_the_composition_imports_parts() -> None:
+    """Others ask a gateway for a part by its hooks, or by the type of what it offers."""
+    importing = {
+        str(path.relative_to(ROOT))
+        for path in FILES
+        if not path.is_relative_to(ROOT / "gateway/parts")
+        and any(each.startswith("gateway.parts.") for each in imported(path))
+    }
+    assert importing == COMPOSITION
+
+
+def test_the_list_of_parts_is_all_that_the_composition_knows_of_them() -> None:
+    """Below the list, `app.py` names none."""
+    text = (ROOT / "gateway/app.py").read_text("utf-8")
+    names = re.findall(r"^from gateway\.parts\.\S+ import (.+)$", text, re.MULTILINE)
+    below = text.partition("\nclass Gateway")[2]
+    assert names
+    assert [name for line in names for name in line.split(", ") if re.search(rf"\b{name}\b", below)] == []

@@ -11,25 +11,24 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import ClassVar
 
 from prometheus_client.registry import Collector
 
 from gateway.config.models import Config
+from gateway.core.hooks import Hooked
 from gateway.observe.record import Record
 from gateway.runtime import Runtime
 
 RecordReader = Callable[[Record], None]
 
 
-class Part:
-    """Every member has a default: a part overrides those that it needs.
+class Part(Hooked):
+    """Every member has a default: a part overrides those that it needs, and `on` and `at_door` for hooks of requests.
 
     `collectors`: of its metrics, for /metrics. `readers`: of the complete Records of ended requests, in batches, after
     the last byte of an answer; they never wait.
     """
 
-    name: ClassVar[str]
     collectors: Sequence[Collector] = ()
     readers: Sequence[RecordReader] = ()
 

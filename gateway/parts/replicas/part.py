@@ -19,8 +19,6 @@ from gateway.wiring import Core
 class ReplicasPart(Part, Collector):
     """Offers the RedisClient to other parts."""
 
-    name = "replicas"
-
     def __init__(self, core: Core) -> None:
         self.client: RedisClient | None = None
         self.collectors = [self]
@@ -33,7 +31,7 @@ class ReplicasPart(Part, Collector):
             self.collectors = [self, self.client]
             core.offer(self.client)
             core.join(self.replicas)
-            core.admission.quotas = self.quotas
+            core.offer(self.quotas)
 
     def collect(self) -> Iterable[Metric]:
         """Live gateways, including this gateway."""

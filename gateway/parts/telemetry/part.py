@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 class TelemetryPart(Part):
     """`telemetry` None: there is no collector."""
 
-    name = "telemetry"
-
     def __init__(self, core: Core) -> None:
         self._core, section = core, core.config.telemetry
         self.telemetry: Telemetry | None = None
@@ -28,7 +26,7 @@ class TelemetryPart(Part):
 
             self.telemetry = Telemetry(section.otlp, served_endpoints(core.runtime.current.upstreams))
             self.collectors, self.readers = (self.telemetry,), (self.telemetry,)
-            core.proxy.tracer = Tracer(section.traces)
+            core.tracer = Tracer(section.traces)
 
     async def start(self) -> None:
         if self.telemetry is not None:

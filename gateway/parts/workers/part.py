@@ -7,13 +7,11 @@ from gateway.wiring import Core
 
 
 class WorkersPart(Part):
-    name = "workers"
-
     def __init__(self, core: Core) -> None:
         self._worker, self._knows = core.worker, core.fleet.view.knows
         if self._worker is not None:
             core.join(self._worker.peers)
-            core.admission.quotas = self._worker.quotas
+            core.offer(self._worker.quotas)
 
     async def start(self) -> None:
         if self._worker is not None:
