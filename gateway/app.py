@@ -44,8 +44,10 @@ from gateway.parts.answers.answer_stores import answer_store
 from gateway.parts.caller_keys.caller_keys import CallerKeys
 from gateway.parts.comments.stream_comments import Comments
 from gateway.parts.counts.count_replies import CountReplies
+from gateway.parts.escalation.answer_quality import Escalations
 from gateway.parts.quotas.quotas import Admission, Quotas
 from gateway.parts.repair.prompt_repairs import Repairs
+from gateway.parts.rescue.rescue import Rescues
 from gateway.parts.responses.kept_state import KeptState
 from gateway.parts.responses.responses_sockets import ResponsesSockets
 from gateway.parts.responses.stored_responses import StoredPaths
@@ -193,6 +195,8 @@ class Gateway:
             on_dispatched=self.queue.on_dispatched,
             saturated=lambda: self.queue.saturated,
         )
+        self.rescues = Rescues(self.fleet, dispatcher.run)
+        self.escalations = Escalations(self.runtime.current.routes.all)
         self.answer_cache = AnswerCache(self.answers, config.state.answer_bytes)
         self.proxy = Proxy(
             runtime=self.runtime,
@@ -209,7 +213,7 @@ class Gateway:
             [
                 *(Tags(), self.admission, Repairs(self.decider), KeptState(self.decider), CallerKeys(self.runtime)),
                 *(Comments(), CountReplies(), self.answer_cache, self.cache_warming),
-                *(StoredPaths(self.proxy), self.sockets),
+                *(StoredPaths(self.proxy), self.sockets, self.rescues, self.escalations),
             ]
         )
         self.admin = GatewayAdmin(
@@ -354,6 +358,8 @@ class Gateway:
         self.estimator.reload(tokenizers(new.config))
         self.queue.reload(replaced)
         self.proxy.dispatcher.reload(routes)
+        self.rescues.reload()
+        self.escalations.reload(routes)
         self.data_port.reload(new.config.defaults.max_body)
         self.cache_warming.reload()
         if self.keyring is not None:

@@ -19,8 +19,7 @@ from gateway.admission.auth import Tenant
 from gateway.api.inference_request import InferenceRequest, parse, with_model
 from gateway.observe.record import Record, RequestOutcome
 from gateway.observe.timeline import landmarks
-from gateway.tokenize.deferred_counts import DeferredCounts
-from gateway.tokenize.estimator import Estimator
+from gateway.tokenize.estimator import DeferredCounts, Estimator
 from gateway.tokenize.prompt_reader import PromptText
 from policies.fleet.fleet import Fleet
 from policies.queue.queued_request import QueuedRequest

@@ -273,12 +273,13 @@ class Proxy:
             path=ask.http.path,
             masked_pools=current.masked_pools,
             idle=config.defaults.stream_idle,
+            judged=bool(ask.plan.judge),
             rewrite=ask.rewrite,
         )
 
     async def race(self, ask: Ask, routed: RoutedRequest) -> None:
         """Relay an answer. Raises ApiError before the first token."""
-        race = Race(self.dispatcher, routed, ask.relay or Relay(ask.http))
+        race = Race(self.dispatcher, routed, ask.relay or Relay(ask.http), ask.plan)
         try:
             await race.run()
         finally:

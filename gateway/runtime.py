@@ -22,7 +22,6 @@ from backends.http.tunnel import ProxyAddress
 from backends.interface import Backend, BackendConfig, Operation
 from gateway.admission.auth import CacheSalts, GroupMember, Keys, Tenant
 from gateway.admission.route_table import PoolModels, Routes
-from gateway.api.answer_quality import load_validator
 from gateway.api.cors import Cors
 from gateway.api.same_origin import SameOrigin
 from gateway.config.field_types import authority
@@ -137,8 +136,6 @@ def routes_of(config: Config) -> Routes:
 def build_runtime(config: Config, before: Runtime | None = None) -> Runtime:
     """Reuses unchanged connections and backends of `before`."""
     routes = routes_of(config)
-    if any("invalid_json" in route.escalate for route in routes.all):
-        load_validator()
     backends = _backends(config, {} if before is None else before.backends)
     coalescer = WriteCoalescer() if before is None else before.coalescer
     known = {} if before is None else before.connections

@@ -28,6 +28,7 @@ from gateway.api.dialects import READERS
 from gateway.api.openai_shapes import ChatShape, CompletionShape, MessageShape
 from gateway.api.parsed_body import Parameters, ParsedBody, checked, decode_object, output_limit
 from gateway.api.reasoning_effort import EFFORT_MEMBERS, reasoning_effort
+from gateway.caches import GenerationalCache
 from gateway.strict_json import (
     MAX_DEPTH,
     MAX_MEMBERS,
@@ -40,7 +41,6 @@ from gateway.strict_json import (
     members,
     too_many_elements,
 )
-from gateway.tokenize.generational_cache import GenerationalCache
 from gateway.tokenize.prefix_breakers import IN_BODY, without_breakers
 from gateway.tokenize.prompt import Prompt, definitions, digest_of, prompt_of
 from policies.types import RequestView

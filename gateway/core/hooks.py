@@ -22,6 +22,7 @@ from gateway.api.inference_request import InferenceRequest
 from gateway.downstream.http_request import HttpRequest
 from gateway.observe.timeline import RequestTimeline
 from gateway.runtime import Runtime
+from gateway.upstream.answer_hooks import Judge, Recover
 from gateway.upstream.race import Race
 from gateway.upstream.relay import Relay
 from gateway.upstream.upstream import Upstream
@@ -84,6 +85,10 @@ class Hooks:
     placed: Callable[[Ask], None] | None = None
     # The upstreams as a caller uses them.
     sends: Callable[[HttpRequest, Mapping[str, Upstream]], Mapping[str, Upstream]] | None = None
+    # Judges a whole answer, as the caller would read it: its shortcoming, for which that of another pool is preferred.
+    judge: Judge | None = None
+    # Keeps the answer of a request from its first token on, and has others write the rest where it breaks.
+    recover: Recover | None = None
     # The race for its answer is over, however it ended.
     ended: Callable[[Ask, Race], None] | None = None
 
@@ -115,6 +120,8 @@ class RoutePlan:
     unplaced: tuple[Callable[[Ask, Decision], bool], ...] = ()
     placed: tuple[Callable[[Ask], None], ...] = ()
     sends: tuple[Callable[[HttpRequest, Mapping[str, Upstream]], Mapping[str, Upstream]], ...] = ()
+    judge: tuple[Judge, ...] = ()
+    recover: tuple[Recover, ...] = ()
     ended: tuple[Callable[[Ask, Race], None], ...] = ()
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gateway.fair_cache import FairCache
+from gateway.caches import FairCache
 
 MAX_BYTES = 64_000_000  # of all turns kept in a process
 

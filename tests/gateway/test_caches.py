@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.tokenize.generational_cache import GenerationalCache
+from gateway.caches import GenerationalCache
 
 
 def test_stored_values_are_found() -> None:

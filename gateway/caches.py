@@ -1,15 +1,51 @@
-"""A bounded map that drops entries not used lately, without a list of uses."""
+"""Bounded caches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Sequence
 from typing import Generic, TypeVar
 
 Value = TypeVar("Value")
 
 
+class FairCache(Generic[Value]):
+    """Values by owner and key, at most `most` in total as `size_of` measures them. Beyond the bound, the owner with
+    most gives up its oldest value, and nobody else does."""
+
+    def __init__(self, most: int, size_of: Callable[[Value], int]) -> None:
+        self.size = 0
+        self._most, self._size_of = most, size_of
+        self._values: defaultdict[str, dict[Hashable, Value]] = defaultdict(dict)  # oldest first
+        self._sizes: defaultdict[str, int] = defaultdict(int)
+
+    def get(self, owner: str, key: Hashable) -> Value | None:
+        return self._values[owner].get(key) if owner in self._values else None
+
+    def put(self, owner: str, key: Hashable, value: Value) -> None:
+        self.drop(owner, key)
+        self._values[owner][key] = value
+        self._count(owner, self._size_of(value))
+        while self.size > self._most:
+            largest = max(self._sizes, key=self._sizes.__getitem__)
+            self.drop(largest, next(iter(self._values[largest])))
+
+    def drop(self, owner: str, key: Hashable) -> None:
+        value = self._values[owner].pop(key, None)
+        if value is not None:
+            self._count(owner, -self._size_of(value))
+        if not self._values[owner]:
+            del self._values[owner]
+            self._sizes.pop(owner, None)
+
+    def _count(self, owner: str, size: int) -> None:
+        self._sizes[owner] += size
+        self.size += size
+
+
 class GenerationalCache(Generic[Value]):
-    """Holds values of at most `limit` in total, measured by `size` (default: the number of entries).
+    """Drops entries not used lately, without a list of uses. Holds values of at most `limit` in total, measured by
+    `size` (default: the number of entries).
 
     A full young generation becomes the old one, and a hit in the old generation moves the entry to the young: a hit
     costs one dict lookup. Safe for several threads without a lock: of two changes at once one may be lost or miscounted
