@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 from prometheus_client import GCCollector, PlatformCollector, ProcessCollector
 
-from backends.interface import Operation
 from gateway.admin.admin_server import AdminServer
 from gateway.admin.gateway_admin import GatewayAdmin
 from gateway.admission.key_file import FileKeys
@@ -27,7 +26,6 @@ from gateway.cache_warming import CacheWarming
 from gateway.cluster.gossip import new_group
 from gateway.config.endpoint_section import Discovered
 from gateway.config.models import Config, Key
-from gateway.core.hooks import Plans
 from gateway.data_port import DataPort
 from gateway.decider import Decider
 from gateway.downstream.intake import Intake
@@ -200,26 +198,23 @@ class Gateway:
         self.rescues = Rescues(self.fleet, dispatcher.run)
         self.escalations = Escalations(self.runtime.current.routes.all)
         self.answer_cache = AnswerCache(self.answers, config.state.answer_bytes)
-        self.admission = Admission(quotas, self.decider, self.recorder, self.registry)
-        plans = Plans(
-            [
-                *(Tags(), self.admission, Repairs(self.decider), KeptState(self.decider), CallerKeys(self.runtime)),
-                *(Comments(), CountReplies(), self.answer_cache, self.cache_warming),
-                *(self.rescues, self.escalations),
-            ]
-        )
-        self.sockets = ResponsesSockets()
         self.proxy = Proxy(
             runtime=self.runtime,
             decider=self.decider,
-            reader=RequestReader(self.runtime, self.decider, dispatcher.operations, plans),
+            reader=RequestReader(self.runtime, self.decider, dispatcher.operations),
             queue=self.queue,
             dispatcher=dispatcher,
             recorder=self.recorder,
-            plans=plans,
-            side_paths=StoredPaths().paths,
-            socket_paths={Operation.RESPONSES.value: self.sockets},
             tracer=None if self.telemetry is None else Tracer(config.telemetry.traces),
+        )
+        self.admission = Admission(quotas, self.decider, self.recorder, self.registry)
+        self.sockets = ResponsesSockets(self.proxy)
+        self.proxy.attach(
+            [
+                *(Tags(), self.admission, Repairs(self.decider), KeptState(self.decider), CallerKeys(self.runtime)),
+                *(Comments(), CountReplies(), self.answer_cache, self.cache_warming),
+                *(self.rescues, self.escalations, StoredPaths(self.proxy), self.sockets),
+            ]
         )
         self.admin = GatewayAdmin(
             registry=self.registry,

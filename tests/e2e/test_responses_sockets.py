@@ -326,5 +326,5 @@ async def test_what_a_socket_keeps_is_gone_with_the_socket() -> None:
         async with socket(gateway) as ws:
             await ws.ask(model="chat", store=False, input="one")
             assert (sockets.turns.size > 0, sockets.open.total()) == (True, 1)
-            assert gateway.intake.body_bytes == 0
+            await eventually(lambda: gateway.intake.body_bytes == 0)
         await eventually(lambda: sockets.turns.size == 0 and not sockets.open)
