@@ -406,10 +406,11 @@ class Completion:
 
     def at(self, i: int) -> float:
         """Seconds not exceeded by a share QUANTILES[i] of such requests."""
-        tokens, pace, sign = self.tokens, self.pace, 1 if i > MEDIAN else -1
+        tokens, pace, ttft, sign = self.tokens, self.pace, self.ttft, 1 if i > MEDIAN else -1
+        decode = tokens[MEDIAN] * (pace[MEDIAN] * self.tpot)
         factor = exp(sign * hypot(log(tokens[i] / tokens[MEDIAN]), log(pace[i] / pace[MEDIAN])))
-        decode, first = tokens[MEDIAN] * self.median_tpot * (factor - 1), self.ttft.ratios[i] - self.ttft.ratios[MEDIAN]
-        return self.p50 + sign * hypot(decode, first * self.ttft.point_estimate)
+        first = (ttft.ratios[i] - ttft.ratios[MEDIAN]) * ttft.point_estimate
+        return ttft.p50 + decode + sign * hypot(decode * (factor - 1), first)
 
     def probability(self, within: float) -> float:
         """P(last token <= `within` seconds), 0 to 1."""
@@ -421,8 +422,15 @@ class Completion:
         i = bisect_right(range(last), within, key=self.at)
         if i == 0:
             return QUANTILES[0] * within / self.at(0)
-        low, q = self.at(i - 1), QUANTILES[i - 1]
-        return q + (QUANTILES[i] - q) * (within - low) / (self.at(i) - low)
+        low, high, q = self.at(i - 1), self.at(i), QUANTILES[i - 1]
+        return q + (QUANTILES[i] - q) * (within - low) / (high - low)
+
+    def share_of(self, target: float, within: float) -> float:
+        """The same as a share of a chance that is wanted, 1 at most: mostly one quantile tells."""
+        wanted = bisect_left(QUANTILES, target)
+        if wanted < len(QUANTILES) and within >= self.at(wanted):
+            return 1.0
+        return min(self.probability(within) / target, 1.0)
 
 
 # --------------------------------------------------------------------------- the decision
@@ -488,6 +496,9 @@ class RejectionKind(Enum):
     RATE_LIMITED = "rate_limited"
     EXTERNAL_LIMIT = "external_limit"  # the route has used up `limits.external`
     WARMING = "warming"  # its cache is being refilled, and a sibling is ready
+
+
+EXCLUDED = frozenset({RejectionKind.REGION, RejectionKind.PINNED_ELSEWHERE})  # whatever comes of the endpoint
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,8 +28,8 @@ from policies.fleet.peers import PeerLink
 from policies.queue.queue_scheduler import QueueScheduler
 from policies.queue.queued_request import QueuedRequest
 from policies.routes.route import Route
-from policies.routing.candidates import uncached_tokens
 from policies.routing.decide import LONGEST_WAIT
+from policies.routing.prompt_counts import uncached_tokens
 from policies.scorers.scorers import tie_break
 from policies.types import (
     FOREVER,

@@ -359,10 +359,11 @@ def reopens_in(tpot_pressure: float, prefill_s: float) -> float:
 
 def expected_tpot_misses(load: Load, seconds: float) -> float:
     """Answers which a prefill of `seconds`, sent now, would make miss their TPOT."""
-    curve, stalled = load.expected_tpot_misses, load.stalled
-    if not curve:
+    if not (curve := load.expected_tpot_misses):
         return 0.0
-    return _misses(curve, stalled + seconds) - (_misses(curve, stalled) if stalled else 0.0)
+    if stalled := load.stalled:
+        return _misses(curve, stalled + seconds) - _misses(curve, stalled)
+    return _misses(curve, seconds)
 
 
 def _misses(curve: MissCurve, stall: float) -> float:

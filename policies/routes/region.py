@@ -19,10 +19,12 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from policies.types import Candidate, Endpoint
+from policies.routes.hooks import Refused
+from policies.types import Candidate, Endpoint, Load, PoolEstimate, RejectionKind, RequestView
 
 ALIKE, ALIKE_S = 1.5, 0.002  # times the least round trip, and s more, up to which a region is as near
 
+_OUTSIDE = RejectionKind.REGION, "outside of the regions of the route"
 RegionNames = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(min_length=1)]
 
 
@@ -48,6 +50,12 @@ class RoutedRegions(BaseModel):
 
     def allows(self, endpoint: Endpoint) -> bool:
         return self.only is None or endpoint.region in self.only
+
+    def only_there(
+        self, request: RequestView, prompt: PoolEstimate, endpoint: Endpoint, load: Load, now: float
+    ) -> Refused | None:
+        """Hook of routes with `only`."""
+        return None if self.allows(endpoint) else _OUTSIDE
 
     def parts(self, candidates: Sequence[Candidate]) -> list[list[Candidate]]:
         """The candidates of a tier, divided by region, the preferred part first."""

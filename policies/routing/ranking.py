@@ -98,13 +98,13 @@ def _p50s(candidates: Sequence[Candidate], sequence: int, route: object) -> list
 
 def _probe(found: CandidateSet, ranking: list[Candidate]) -> None:
     """Move the endpoint that this request should probe to the front; mostly none."""
-    first = ranking[0]
-    if not found.queued.qualifies(first):
+    first, qualifies = ranking[0], found.queued.qualifies
+    if not qualifies(first):
         return
-    tier = [each for each in ranking if each.tier == first.tier and found.queued.qualifies(each)]
-    probed = next((each for each in tier if each.load.health is _PROBING), None)
-    kind = RankKind.HALF_OPEN
+    probing = [each for each in ranking if each.load.health is _PROBING and each.tier == first.tier]
+    probed, kind = next(filter(qualifies, probing), None), RankKind.HALF_OPEN
     if probed is None and not tie_break(found.queued.sequence, "probe") % PROBE_EVERY:
+        tier = [each for each in ranking if each.tier == first.tier and qualifies(each)]
         probed, kind = _stale(found, tier), RankKind.STALE
     if probed is not None:
         ranking.remove(probed)
