@@ -66,11 +66,11 @@ class FleetReader:
         first = blocks.hashes[0] if blocks.hashes else None
         for name, load in loads.items():
             state, wait, rtt, hit, to_load = states[name], 0.0, 0.0, 0, NOTHING
-            predictor, cache = state.predictor, state.cache
+            predictor, cache, network = state.predictor, state.cache, state.network
             if not state.pool.local:
                 predictor = predictor.of(prompt.effort)
-            if state.network is not None:
-                rtt, wait = state.network.network_s()
+            if network is not None:
+                rtt, wait = network.network_s()
                 wait += rtt
             if first in cache.index.runs:  # of most endpoints it is not
                 hit = cache.hit(prompt, state.block_size)

@@ -368,10 +368,10 @@ def expected_tpot_misses(load: Load, seconds: float) -> float:
 
 def _misses(curve: MissCurve, stall: float) -> float:
     """Linear between grid points."""
-    i = bisect_left(STALL_GRID, stall)
-    if i == 0:
-        return curve[0] * stall / STALL_GRID[0]
-    if i == len(STALL_GRID):
+    grid = STALL_GRID
+    if stall > grid[-1]:
         return curve[-1]
-    before, at = curve[i - 1], STALL_GRID[i - 1]
-    return before + (curve[i] - before) * (stall - at) / (STALL_GRID[i] - at)
+    if not (i := bisect_left(grid, stall)):
+        return curve[0] * stall / grid[0]
+    before, at = curve[i - 1], grid[i - 1]
+    return before + (curve[i] - before) * (stall - at) / (grid[i] - at)

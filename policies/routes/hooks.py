@@ -7,10 +7,10 @@ The core of routing calls them and names no feature. Rules:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from policies.types import Endpoint, Load, Pool, PoolEstimate, RejectionKind, RequestView
+from policies.types import Candidate, Endpoint, Load, Pool, PoolEstimate, RejectionKind, RequestView
 
 Refused = tuple[RejectionKind, str]  # kind and reason
 
@@ -23,6 +23,9 @@ class SpendingView(Protocol):
 
     def may_use_api(self, route: Any, usd: float, now: float) -> bool: ...
 
+
+# Parts of a tier, ordered as tiers are.
+Divide = Callable[[Sequence[Candidate]], list[list[Candidate]]]
 
 # The pool cannot take the request at this price: pool, USD, what was spent, time.
 PoolFits = Callable[[Pool, float, SpendingView, float], Refused | None]

@@ -35,7 +35,7 @@ from pydantic import (
 from policies.prefix_doctor.mends import RepairRule
 from policies.routes.adapters import knows_adapter
 from policies.routes.external_share import within_share
-from policies.routes.hooks import Fits, PoolFits
+from policies.routes.hooks import Divide, Fits, PoolFits
 from policies.routes.kept_state import has_its_state
 from policies.routes.levels import MOST_ATTEMPTS, MOST_RETRIES, AttemptRules, FailureCause, drawn_order
 from policies.routes.region import RoutedRegions
@@ -442,6 +442,11 @@ class Route(Strict):
     def fits(self, request: RequestView) -> tuple[Fits, ...]:
         """Hooks that say whether an endpoint can take the request, of the features that both use."""
         return (*self._fits, has_its_state) if request.pinned else self._fits
+
+    @cached_property
+    def divide(self) -> Divide | None:
+        """Hook that divides a tier into parts, which are ordered as tiers are; None: a tier is one part."""
+        return None if self.region is None else self.region.divide
 
     @cached_property
     def pool_fits(self) -> tuple[PoolFits, ...]:

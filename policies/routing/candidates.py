@@ -2,8 +2,9 @@
 
 Rules:
 - A tier that can never take the request (`when`, context window, capabilities) is unfit, whatever the load.
-- An endpoint is rejected while down, half-open with a trial request, limited by the provider, or at its cap, and for a
-  while after it has refused the name of the LoRA adapter.
+- An endpoint is rejected while down, half-open with a trial request, limited by the provider, or at its cap.
+- A feature of the route or of the request refuses endpoints and pools by its hooks (`policies.routes.hooks`), before
+  anything else is asked of them.
 - A wait for a provider's rate limit is part of the forecast: within the TTFT budget, the endpoint is a candidate.
 - Where no endpoint of any tier is left, those that only have to be waited for are candidates after all.
 - A request without a limit of its output needs room for the expected length where a tier has it: a guess makes no
@@ -16,8 +17,6 @@ Rules:
   unless nobody answers there. A provider's own time (`retry-after`) is waited for, or named to the caller.
 - An endpoint in cache warm-up is a candidate only where the pool has no other.
 - Every endpoint of every tier is a candidate or rejected with a reason (an unfit pool with a single reason).
-- An endpoint outside of `region.only` of the route is rejected, before anything else is asked of it.
-- A request with state at an endpoint (an earlier response) has no other candidate.
 - A tier that comes `after` a failure is in reserve, whatever its forecasts: at first only where no other tier has an
   endpoint that takes requests now (all are down, limited or at their caps), or none has room for the prompt.
 - Of tiers beside each other the order is drawn for each request; numbers are those of the drawn order.
@@ -39,7 +38,6 @@ from policies.routing.fleet_view import FleetView
 from policies.routing.placement_request import PlacementRequest
 from policies.types import (
     FOREVER,
-    UNUSABLE,
     Candidate,
     Completion,
     Endpoint,
@@ -53,10 +51,11 @@ from policies.types import (
     RequestView,
 )
 
-TierCandidates = list[Candidate]  # usable endpoints of a tier, or of its part by region; never empty
+TierCandidates = list[Candidate]  # usable endpoints of a tier, or of a part of it; never empty
 
 _UNKNOWN = Load()
-_DOWN, _ASLEEP = Health.DOWN, Health.ASLEEP  # a member is slow to look up in an enumeration
+_UP, _PROBING = Health.UP, Health.PROBING  # a member is slow to look up in an enumeration
+_DOWN, _ASLEEP = Health.DOWN, Health.ASLEEP
 _IS_DOWN, _ON_TRIAL = (RejectionKind.DOWN, "down"), (RejectionKind.ON_TRIAL, "down: on trial by another request")
 _IS_ASLEEP = RejectionKind.ASLEEP, "asleep: it takes no request until it is woken"
 LEAST_OUTPUT = 1024  # tokens: with less room the prompt is too long, and an agent does better to compact it
@@ -89,6 +88,7 @@ class CandidateSet:
     unfit: int = 0  # tiers never able to take the request
     waiting: bool = False  # endpoints at their cap, and waits without a deadline, are taken too
     waited_for: bool = False  # such an endpoint was rejected
+    has_half_open: bool = False  # an endpoint whose next request is the trial
     has_trials: bool = False  # of APIs whose forecast is a guess
 
     def add_tiers(self, last_resort: bool = False) -> None:
@@ -127,8 +127,8 @@ class CandidateSet:
         if usable := self._usable(number, pool, prompt, last_resort):
             self.taken[pool.name] = number
             able = self._forecast(self.view.candidates(usable, prompt, number, price, self.now, self.left), pool)
-            regions, tiers = queued.route.region, self.reserve if tier.after else self.tiers
-            tiers += [able] if regions is None else regions.parts(able)
+            divide, tiers = queued.route.divide, self.reserve if tier.after else self.tiers
+            tiers += [able] if divide is None else divide(able)
 
     def _forecast(self, able: TierCandidates, pool: Pool) -> TierCandidates:
         """The candidates of a pool, with their chances of what is waited for beyond the first token, and as trials."""
@@ -205,7 +205,7 @@ class CandidateSet:
                 self._reject(pool.name, number, *refused, endpoint.id)
             elif load.wake_s:
                 asleep[endpoint.id] = replace(load, wait=load.wake_s)
-            elif (load.health in UNUSABLE or load.full) and (closed := self._closed(load, pool, last_resort)):
+            elif (load.health is not _UP or load.full) and (closed := self._closed(load, pool, last_resort)):
                 self._reject(pool.name, number, *closed, endpoint.id)
             elif load.limits is not UNLIMITED and load.limits.may_hold(now):
                 if (limited := self._with_wait(load, prompt.tokens)) is not None:
@@ -229,6 +229,7 @@ class CandidateSet:
             return _IS_ASLEEP
         if load.health is _DOWN and not (last_resort and load.failing):
             return _ON_TRIAL if load.on_trial else _IS_DOWN
+        self.has_half_open |= load.health is _PROBING
         if load.full and not self.waiting:
             self.waited_for = True
             cap = pool.concurrent_requests

@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping
 from policies.latency.tpot import expected_tpot_misses
 from policies.rate_limit.send_limits import UNLIMITED
 from policies.routing.candidates import CandidateSet, TierCandidates
-from policies.types import FOREVER, NEVER, Candidate, Completion
+from policies.types import FOREVER, MEDIAN, NEVER, Candidate, Completion
 
 SOON = 0.1  # good requests for a first token that takes none of the budget, rather than all of it
 ENGINE = 0.3  # good requests for a second of prefill that another engine of the tier would save
@@ -44,7 +44,8 @@ def weigh(found: CandidateSet) -> None:
         per_token = 0.0 if most == min(hits) else ENGINE * _fastest_prefill(tier)
         for each in tier:
             forecast, load = each.forecast, each.load
-            good, p50, prefill = each.probability * each.kept, forecast.p50, forecast.prefill
+            good, prefill = each.probability * each.kept, forecast.prefill
+            p50 = forecast.point_estimate * forecast.ratios[MEDIAN]
             if not prefill and is_guess(each, target):
                 good, p50 = each.kept, 0.0
             each.engine = engine = per_token * (most - each.hit)
