@@ -213,7 +213,7 @@ class Gateway:
             [
                 *(Tags(), self.admission, Repairs(self.decider), KeptState(self.decider), CallerKeys(self.runtime)),
                 *(Comments(), CountReplies(), self.answer_cache, self.cache_warming),
-                *(self.rescues, self.escalations, StoredPaths(self.proxy), self.sockets),
+                *(StoredPaths(self.proxy), self.sockets, self.rescues, self.escalations),
             ]
         )
         self.admin = GatewayAdmin(
