@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import importlib
 import json
 import os
 import signal
@@ -22,6 +23,14 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+PRELOADED = (  # beside what these import: a command imports its own modules when it is run
+    "gateway.serve",
+    "gateway.reload",
+    "gateway.config.notes",
+    "gateway.cli.config_commands",
+    "gateway.picker.picker_server",
+    "gateway.workers.supervisor",
+)
 LARGEST = 1 << 20  # bytes of a request: arguments and variables
 
 
@@ -109,7 +118,8 @@ def fork_what_is_asked(control: socket.socket) -> None:
     from gateway.cli.main import main
     from gateway.tokenize.tokenizers import encoder
 
-    __import__("gateway.serve")
+    for name in PRELOADED:
+        importlib.import_module(name)
     encoder("o200k_base").count("warm")
     gc.collect()
     gc.freeze()
