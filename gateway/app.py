@@ -21,13 +21,11 @@ from gateway.admin.gateway_admin import GatewayAdmin
 from gateway.admission.key_file import FileKeys
 from gateway.admission.keyring import Keyring
 from gateway.admission.local_quotas import LocalQuotas
-from gateway.admission.quotas import Admission, Quotas
 from gateway.admission.redis_keys import RedisKeys
 from gateway.cache_warming import CacheWarming
 from gateway.cluster.gossip import new_group
 from gateway.config.endpoint_section import Discovered
 from gateway.config.models import Config, Key
-from gateway.core.hooks import Plans
 from gateway.data_port import DataPort
 from gateway.decider import Decider
 from gateway.downstream.intake import Intake
@@ -44,10 +42,16 @@ from gateway.observe.trace_context import Tracer
 from gateway.parts.answers.answer_cache import AnswerCache
 from gateway.parts.answers.answer_stores import answer_store
 from gateway.parts.caller_keys.caller_keys import CallerKeys
+from gateway.parts.comments.stream_comments import Comments
 from gateway.parts.counts.count_replies import CountReplies
 from gateway.parts.escalation.answer_quality import Escalations
+from gateway.parts.quotas.quotas import Admission, Quotas
 from gateway.parts.repair.prompt_repairs import Repairs
 from gateway.parts.rescue.rescue import Rescues
+from gateway.parts.responses.kept_state import KeptState
+from gateway.parts.responses.responses_sockets import ResponsesSockets
+from gateway.parts.responses.stored_responses import StoredPaths
+from gateway.parts.tags.tags import Tags
 from gateway.process import ADMIN_KEY, HANDLER_GRACE, LISTEN_KEY, bind, naming, serve_app, url_of
 from gateway.proxy import Proxy
 from gateway.records.record_logs import RecordLogs
@@ -64,6 +68,8 @@ from gateway.worker_context import WorkerContext
 from policies.attempts.budgets import RetryBudget
 from policies.fleet.fleet import Fleet
 from policies.fleet.peers import CombinedPeers
+from policies.queue.queue_scheduler import QueueScheduler
+from policies.queue_parts import queue_parts
 from policies.routes.route import Route
 from policies.types import Pool
 
@@ -102,7 +108,11 @@ class Gateway:
         shared = None if self.worker is None else self.worker.peers
         self.monitor = Monitor(self.fleet, shared=shared, routes=self._routes)
         self.decider = Decider(self.estimator, self.fleet)
-        self.queue = RequestQueue(self.fleet, lambda: self.config.defaults.first_token)
+        self.queue = RequestQueue(
+            self.fleet,
+            patience=lambda: self.config.defaults.first_token,
+            new_scheduler=lambda: QueueScheduler(queue_parts()),
+        )
 
     def _build_observers(self, config: Config) -> None:
         """Every Record goes to all sinks of the recorder; Prometheus reads the registry."""
@@ -188,20 +198,23 @@ class Gateway:
         self.rescues = Rescues(self.fleet, dispatcher.run)
         self.escalations = Escalations(self.runtime.current.routes.all)
         self.answer_cache = AnswerCache(self.answers, config.state.answer_bytes)
-        parts = (
-            *(Repairs(self.decider), CallerKeys(self.runtime), CountReplies()),
-            *(self.answer_cache, self.cache_warming, self.rescues, self.escalations),
-        )
-        plans = Plans([part.on for part in parts])
         self.proxy = Proxy(
             runtime=self.runtime,
             decider=self.decider,
-            reader=RequestReader(self.runtime, self.decider, dispatcher.operations, plans),
+            reader=RequestReader(self.runtime, self.decider, dispatcher.operations),
             queue=self.queue,
             dispatcher=dispatcher,
             recorder=self.recorder,
-            admission=Admission(quotas, self.recorder, self.registry),
             tracer=None if self.telemetry is None else Tracer(config.telemetry.traces),
+        )
+        self.admission = Admission(quotas, self.decider, self.recorder, self.registry)
+        self.sockets = ResponsesSockets(self.proxy)
+        self.proxy.attach(
+            [
+                *(Tags(), self.admission, Repairs(self.decider), KeptState(self.decider), CallerKeys(self.runtime)),
+                *(Comments(), CountReplies(), self.answer_cache, self.cache_warming),
+                *(self.rescues, self.escalations, StoredPaths(self.proxy), self.sockets),
+            ]
         )
         self.admin = GatewayAdmin(
             registry=self.registry,

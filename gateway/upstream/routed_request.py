@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,8 +12,6 @@ from backends.translation.reply_translation import AnswerTranslation, RewrittenA
 from backends.translation.translation import Translation
 from gateway.api.inference_request import InferenceRequest
 from gateway.api.request_ids import new_request_id
-from gateway.api.state_answer import StateAnswer
-from gateway.api.threads import ThreadAnswer
 from gateway.observe.timeline import RequestTimeline
 from gateway.upstream.upstream import Upstream
 from policies.attempts.attempt_events import AttemptLimits
@@ -57,6 +55,7 @@ class RoutedRequest:
     masked_pools: frozenset[str] = frozenset()  # pools of which no caller may learn the counts of cached tokens
     idle: float = FOREVER  # s without a byte in mid-stream
     judged: bool = False  # whole answers are, so they are asked for as such
+    rewrite: Callable[[str], RewrittenAnswer] | None = None  # of the answer of an endpoint in the caller's own dialect
     assembled: bool = field(init=False)  # asked for as a stream, and put together for the caller
     unseen: frozenset[str] = frozenset()  # endpoints that are asked for a whole answer nevertheless
 
@@ -176,10 +175,7 @@ class RoutedRequest:
             steps, bodies = (MASKED_MESSAGES, *steps), (self.request.body, *bodies)
         if steps:
             return AnswerTranslation(steps, bodies)
-        if self.request.state_ids is None:
-            return None
-        keeper = ThreadAnswer if self.request.operation is Operation.MESSAGES else StateAnswer
-        return keeper(self.request.state_ids, endpoint.id)
+        return None if self.rewrite is None else self.rewrite(endpoint.id)
 
 
 def header_safe(model: str) -> str:

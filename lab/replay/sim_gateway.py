@@ -27,10 +27,11 @@ from policies.fleet.fleet import AttemptReport, Fleet
 from policies.fleet.peers import PeerLink
 from policies.queue.queue_scheduler import QueueScheduler
 from policies.queue.queued_request import QueuedRequest
+from policies.queue_parts import queue_parts
 from policies.rescue.successors import able, in_order
 from policies.routes.route import Route
-from policies.routing.candidates import uncached_tokens
 from policies.routing.decide import LONGEST_WAIT
+from policies.routing.prompt_counts import uncached_tokens
 from policies.scorers.scorers import tie_break
 from policies.types import (
     FOREVER,
@@ -148,7 +149,7 @@ class SimGateway:
         self.fleet.peers = peers
         self._kv_events = SimKvEvents(scenario, servers, self.fleet)
         self.clairvoyant = Clairvoyant(servers, scenario, arrivals) if scenario.clairvoyant else None
-        self.queue = self.clairvoyant or QueueScheduler(REPLAY_SCORERS)
+        self.queue = self.clairvoyant or QueueScheduler(queue_parts(), REPLAY_SCORERS)
         self.active: dict[int, ActiveRequest] = {}
         self.override = DecisionOverride()
         self.racing: set[int] = set()  # requests with several attempts, or with a cancellation in transit

@@ -19,10 +19,10 @@ from typing import Annotated, Any, Protocol
 
 import msgspec
 
+from gateway.caches import FairCache
 from gateway.cluster.redis_client import RedisClient, ScriptPipeline, Unavailable, ignore_result
 from gateway.cluster.redis_names import redis_name
 from gateway.config.models import StateSection
-from gateway.fair_cache import FairCache
 
 LOOK_TIMEOUT = 0.05  # s
 LOOKS = 32  # at once: below the client's connections, and that many megabytes of answers

@@ -21,7 +21,7 @@ import msgspec
 
 from backends.interface import Operation
 from gateway.api.inference_request import InferenceRequest
-from gateway.core.hooks import NO_HOOKS, Hooks, RoutePlan
+from gateway.core.hooks import NO_HOOKS, Hooked, Hooks, RoutePlan
 from policies.routes.route import Route
 
 log = logging.getLogger("firsttoken")
@@ -30,7 +30,7 @@ CHECKED = 64 * 1024  # bytes of an answer, and of a schema
 LONGEST = 0.02  # s of a check
 
 
-class Escalations:
+class Escalations(Hooked):
     def __init__(self, routes: Iterable[Route]) -> None:
         self.reload(routes)
 
