@@ -580,7 +580,7 @@ class AttemptKind(Enum):
     PRIMARY = "primary"
     FALLBACK = "fallback"
     HEDGE = "hedge"
-    RESCUE = "rescue"  # continues a broken stream
+    REST = "rescue"  # writes the rest of an answer that broke
     WHOLE = "whole"  # asks the endpoint again, for a whole answer, as its stream could not be put together
 
 

@@ -12,6 +12,7 @@ import msgspec
 from gateway.admission.route_table import RoutedName
 from gateway.bottleneck import engine_bottleneck, pool_bottleneck
 from gateway.observe.record import Record
+from gateway.observe.record_columns import RECORD
 from policies.fleet.beliefs import ALL, LIMITS, Belief
 from policies.fleet.endpoint_state import EndpointStatistics
 from policies.fleet.engine_rates import EngineRates
@@ -276,7 +277,7 @@ def _merged_view(by_worker: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
 
 def request_view(record: Record) -> dict[str, Any]:
     """A Record in the answer of GET /requests: as in the access log, and `why` of a slow request."""
-    view = record.as_json()
+    view = RECORD.view(record)
     if record.diagnosis is not None:
         view["why"] = record.diagnosis.as_json()
     return view

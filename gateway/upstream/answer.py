@@ -1,7 +1,7 @@
 """The answer to one caller: a chain of filters between the attempt and the relay, built once, at the first token.
 
-The filters of a stream, in order: the continuation of a broken answer (after a rescue, which puts it at the head), the
-text kept for a rescue, the translation into the caller's dialect or ids, the usage that the caller has not asked for,
+The filters of a stream, in order: the link of a part to the rest of a broken answer (put at the head once it has
+broken), links of parts, the translation into the caller's dialect or ids, the usage that the caller has not asked for,
 counts of cached tokens, events that are no JSON. No filter is added anywhere else.
 
 Rules:
@@ -17,14 +17,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from backends.failures import DIVERGED, NOT_ASSEMBLED, NOT_JSON, UNTRANSLATED
+from backends.failures import NOT_ASSEMBLED
 from backends.interface import Assembler, Failure, Tap
-from backends.stream.continuation import Diverged
 from backends.stream.cost_writer import CostWriter
-from backends.stream.partial_answer import PartialAnswer
-from backends.stream.redaction import CachedCountMasker, Rewriter, SecretMasker, mask_error_body
+from backends.stream.redaction import CachedCountMasker, Rewriter, RewritingError, SecretMasker, mask_error_body
 from backends.stream.sse import JunkFilter, UsageStripper, WholeEvents
-from backends.translation.reply_translation import ReplyShapeError, StreamTranslator
+from backends.translation.reply_translation import StreamTranslator
 from gateway.api.dialects import error_event
 from gateway.upstream.relay import Relay
 from gateway.upstream.routed_request import Rewriting, RoutedRequest
@@ -70,7 +68,8 @@ class StreamedAnswer:
         translator: StreamTranslator | None = None,
     ) -> None:
         self._relay = relay
-        self._filters = self._base = tuple(filters)  # all, and those without a continuation
+        self.unwritten = False  # words of the last read have gone through links of parts, and not to the caller
+        self._filters = self._base = tuple(filters)  # all, and those without the link to a rest
         self._tap = tap
         self._only = _without_interest_in_tokens(filters)
         self._removes_junk = False
@@ -83,8 +82,8 @@ class StreamedAnswer:
         try:
             for each in self._filters:
                 data = each.feed(data)
-        except (Diverged, ReplyShapeError) as error:
-            return _failure_of(error)
+        except RewritingError as error:
+            return error.failure
         return data
 
     def body(self, data: bytes, framed: bytes = b"") -> Failure | None:
@@ -97,10 +96,9 @@ class StreamedAnswer:
         try:
             for each in self._filters:
                 rewritten = each.feed(rewritten)
-        except (Diverged, ReplyShapeError) as error:
-            if isinstance(error, ReplyShapeError) and isinstance(kept := self._base[0], PartialAnswer):
-                kept.refuse_unwritten()
-            return _failure_of(error)
+        except RewritingError as error:
+            self.unwritten = each is not self._filters[0]
+            return error.failure
         self._relay.write(rewritten, framed if rewritten == data else b"")
         return None
 
@@ -111,8 +109,8 @@ class StreamedAnswer:
     def finish(self, missing: bytes = b"") -> bytes | Failure:
         try:
             tail = self._close()
-        except (Diverged, ReplyShapeError) as error:
-            return _failure_of(error)
+        except RewritingError as error:
+            return error.failure
         missing = missing if self._translator is None else b""
         return tail + b"\n\n" + missing if tail and missing else tail + missing
 
@@ -124,10 +122,11 @@ class StreamedAnswer:
         return torn
 
     def continue_with(self, head: Rewriter, begun: bytes) -> Failure | None:
-        """A peer goes on where the stream broke, or was left. `begun`: its first events, which `head` has rewritten."""
+        """Another attempt writes the rest. `begun`: its first events, which `head` has rewritten."""
         for each in self._base:
             each.drop()
         self._filters, self._only = self._base, None
+        self.unwritten = False
         failure = self.body(begun) if begun else None
         self._filters = (head, *self._base)
         return failure
@@ -209,12 +208,6 @@ def _without_interest_in_tokens(filters: Sequence[Rewriter]) -> WholeEvents | No
     return only if isinstance(only, WholeEvents) and type(only) in (WholeEvents, UsageStripper) else None
 
 
-def _failure_of(error: Exception) -> Failure:
-    if isinstance(error, ReplyShapeError):
-        return NOT_JSON if error.malformed else UNTRANSLATED
-    return DIVERGED
-
-
 # --------------------------------------------------------------------------- building
 
 
@@ -223,13 +216,13 @@ def streamed_answer(
     routed: RoutedRequest,
     rewriting: Rewriting,
     tap: Tap,
-    remembered: Sequence[Rewriter] = (),
+    links: Sequence[Rewriter] = (),
     cost: Callable[[], float] | None = None,
 ) -> StreamedAnswer:
-    """The chain for a stream, or for a whole answer that is too long to be held. `remembered`: for a rescue. `cost`: of
+    """The chain for a stream, or for a whole answer that is too long to be held. `links`: of parts. `cost`: of
     the answer so far, in USD, for a caller that wants it."""
     translator: Rewriter | None = None
-    filters: list[Rewriter] = [*remembered]
+    filters: list[Rewriter] = [*links]
     if routed.request.stream:
         translator = None if rewriting.answer is None else rewriting.answer.stream()
         filters += [] if translator is None else [translator]
@@ -248,6 +241,6 @@ def whole_reply(rewriting: Rewriting, reply: bytes) -> bytes | Failure:
     if rewriting.answer is not None:
         try:
             reply = rewriting.answer.whole(reply)
-        except ReplyShapeError as error:
-            return _failure_of(error)
+        except RewritingError as error:
+            return error.failure
     return CachedCountMasker().feed(reply) if rewriting.masks_counts else reply

@@ -40,15 +40,16 @@ class Delivery:
 
     # -- the beginning ------------------------------------------------------------------------
 
-    def start(self, wire: WireAttempt, remembered: Sequence[Rewriter]) -> bytes | Failure:
-        """Build the answer that begins with the bytes held. Returns the first bytes for the caller."""
+    def start(self, wire: WireAttempt, links: Sequence[Rewriter]) -> bytes | Failure:
+        """Build the answer that begins with the bytes held. Returns the first bytes for the caller. `links`: filters of
+        parts."""
         if wire.assembled:
             self.answer = AssembledAnswer(
                 wire.upstream.backend.assembler(wire.request), wire.rewriting, wire.tap, wire.counted
             )
         else:
             cost = self.cost_usd if self._routed.request.wants_cost else None
-            self.answer = streamed_answer(self.relay, self._routed, wire.rewriting, wire.tap, remembered, cost)
+            self.answer = streamed_answer(self.relay, self._routed, wire.rewriting, wire.tap, links, cost)
         return self.answer.start(wire.held.take())
 
     def begin(self, wire: WireAttempt, first: bytes) -> None:

@@ -15,12 +15,13 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
-from backends.failures import DIVERGED, LATE, NOT_ASSEMBLED, NOT_READ, OF_STREAMS, SILENT, STOPPED, UNRESCUED
+from backends.failures import LATE, NOT_ASSEMBLED, NOT_READ, OF_STREAMS, SILENT, STOPPED
 from backends.http.loop_aware_timer import LoopAwareTimer
 from backends.interface import Failure
 from gateway.observe.record import RequestOutcome, Stage
 from gateway.refusals import refusal_of
 from gateway.upstream.answer import AssembledAnswer, StreamedAnswer, whole_reply
+from gateway.upstream.answer_hooks import NO_ANSWER_HOOKS, AnswerHooks, Recovery, Rest
 from gateway.upstream.attempt import BrokenOff, Milestone, WireAttempt, WireEvent, WireState
 from gateway.upstream.attempt_records import note_won, record_lost, record_winner
 from gateway.upstream.attempt_sinks import AnswerSink, AttemptSink, WholeAnswerSink
@@ -28,7 +29,6 @@ from gateway.upstream.delivery import Delivery
 from gateway.upstream.dispatcher import Dispatcher
 from gateway.upstream.race_facts import RaceFacts
 from gateway.upstream.relay import Relay
-from gateway.upstream.rescue import Rescue
 from gateway.upstream.routed_request import RoutedRequest
 from gateway.upstream.upstream import EVERYWHERE
 from policies.attempts.attempt_events import (
@@ -58,7 +58,9 @@ _ASLEEP = Health.ASLEEP  # a member is slow to look up in an enumeration
 class Race:
     """The attempts of a request. `winner`: the attempt whose answer is relayed, once there is one."""
 
-    def __init__(self, dispatcher: Dispatcher, routed: RoutedRequest, relay: Relay) -> None:
+    def __init__(
+        self, dispatcher: Dispatcher, routed: RoutedRequest, relay: Relay, hooks: AnswerHooks = NO_ANSWER_HOOKS
+    ) -> None:
         self.dispatcher = dispatcher
         self.routed = routed
         self.relay = relay
@@ -66,11 +68,17 @@ class Race:
             self._leave_out_known()
         self.attempts: dict[int, WireAttempt] = {}
         self.winner: WireAttempt | None = None
-        self.rescue = Rescue(routed, dispatcher) if routed.may_rescue else None
-        self._facts = RaceFacts(dispatcher, routed, self.attempts, relay, self.rescue)
-        hedges = dispatcher.hedges_of(routed.route)
+        self._judges = hooks.judge
+        self._recovery: Recovery | None = None
+        for recover in hooks.recover:
+            self._recovery = self._recovery or recover(routed)
+        self._rest: Rest | None = None  # of the answer, that attempts are asked for since it broke
+        self._continues: Rest | None = None  # the rest that the winner has written
+        self._facts = RaceFacts(dispatcher, routed, self.attempts, relay, self._recovery)
+        hedges, limits = dispatcher.hedges_of(routed.route), routed.limits
+        limits.recovers = self._recovery is not None
         self._machine = AttemptMachine(
-            routed.decision, routed.limits, dispatcher.retries, hedges, self._facts, now=monotonic()
+            routed.decision, limits, dispatcher.retries, hedges, self._facts, now=monotonic()
         )
         self.delivery = Delivery(routed, relay, self.attempts)
         self._first = b""  # bytes of the answer to be written at the commit
@@ -111,9 +119,9 @@ class Race:
             if wire.disbelieved:
                 self.dispatcher.reports.note(wire.attempt.candidate.endpoint.id, wire.disbelieved, monotonic())
         if self.winner is not None:
-            record_winner(self.routed, self.winner, self._first_in, self.rescue)
-        if self.rescue is not None:
-            self.rescue.end(self.winner)
+            record_winner(self.routed, self.winner, self._first_in, self._continues)
+        if self._recovery is not None:
+            self._recovery.end(self.winner)
 
     # -- the machine --------------------------------------------------------------------------
 
@@ -130,7 +138,7 @@ class Race:
                 case Cancel(number, outcome):
                     self._cancel(self.attempts[number], outcome)
                 case Keep(_, shortcoming):
-                    self.routed.timeline.escalated(shortcoming)
+                    self.routed.timeline.kept(shortcoming)
                 case Leave(number, why):
                     self._leave(self.attempts[number], why)
                 case GiveUp():
@@ -154,10 +162,9 @@ class Race:
         routed, endpoint, fleet = self.routed, attempt.candidate.endpoint, self.dispatcher.fleet
         upstream = routed.upstreams[endpoint.id]
         request = routed.backend_request(upstream, attempt)
-        if self.rescue is not None and attempt.kind is AttemptKind.RESCUE:
-            attempt.candidate = self.rescue.candidate(attempt.candidate)
-        rewriting = routed.rewriting(upstream, endpoint)
-        strict = self.rescue is not None or rewriting.answer is not None
+        recovers = self._recovery is not None
+        rewriting = routed.rewriting(upstream, endpoint, recovers=recovers)
+        strict = recovers or rewriting.answer is not None
         assembled = request.stream and not routed.request.stream
         wire = WireAttempt(attempt, upstream, request, fleet, assembled=assembled, rewriting=rewriting, strict=strict)
         self.attempts[attempt.number] = wire
@@ -179,8 +186,8 @@ class Race:
         self.dispatcher.on_dispatched(routed.request)
 
     def _send(self, wire: WireAttempt, sink: AttemptSink) -> None:
-        if self.rescue is not None and wire.attempt.kind is AttemptKind.RESCUE:
-            wire.connecting = self.dispatcher.run(self.rescue.send(wire, sink))
+        if self._rest is not None:
+            wire.connecting = self.dispatcher.run(self._rest.send(wire, sink))
         elif wire.attempt.candidate.load.health is _ASLEEP:
             wire.connecting = self.dispatcher.run(self._send_to_woken(wire, sink))
         elif not wire.start(sink):
@@ -235,12 +242,13 @@ class Race:
         return event
 
     def _continue(self, wire: WireAttempt, before: WireAttempt) -> Failure | None:
-        """A peer goes on with the answer of `before`, which broke: what the caller has not read yet."""
-        assert self.rescue is not None
+        """Another attempt writes the rest of the answer of `before`, which broke: what the caller has not read yet."""
+        assert self._rest is not None
         assert isinstance(self.delivery.answer, StreamedAnswer)
         record_lost(self.routed, before)
         wire.times.follow(before.times, monotonic())
-        if (failure := self.delivery.answer.continue_with(self.rescue.take_over(), self._first)) is not None:
+        self._continues = self._rest
+        if (failure := self.delivery.answer.continue_with(self._rest.link(), self._first)) is not None:
             wire.stop(AttemptOutcome.BROKEN, failure)
         return failure
 
@@ -283,12 +291,10 @@ class Race:
             self.delivery.refuse(refusal_of(self._failure, action, self.routed.decision, reopens_in))
             return
         assert self._broken is not None
-        if action.ending is Ending.NOT_CONTINUED:
-            if self.rescue is not None:
-                self.rescue.note_refused()
+        if action.ending is Ending.NOT_CONTINUED or self._rest is None:
             self.delivery.break_off(self._broken)
         else:
-            self.delivery.break_off(BrokenOff(DIVERGED if self._failure is DIVERGED else UNRESCUED))
+            self.delivery.break_off(BrokenOff(self._rest.unwritten(self._failure)))
 
     # -- events of attempts ------------------------------------------------------------------------
 
@@ -330,11 +336,10 @@ class Race:
             self.dispatcher.fleet.on_first_token(wire, wire.times.first_in)
 
     def _start(self, wire: WireAttempt) -> bytes | Failure:
-        """Build the answer, or read what continues it; the first bytes for the caller."""
-        rescue = self.rescue
-        if rescue is not None and wire.attempt.kind is AttemptKind.RESCUE:
-            return rescue.hear(wire.held.take())
-        return self.delivery.start(wire, () if rescue is None else (rescue.begin(),))
+        """Build the answer, or read the beginning of its rest; the first bytes for the caller."""
+        if self._rest is not None:
+            return self._rest.hear(wire.held.take())
+        return self.delivery.start(wire, () if self._recovery is None else (self._recovery.link(),))
 
     def _on_whole(self, wire: WireAttempt) -> None:
         """Rewrite a whole answer. An answer that cannot be rewritten is a failure."""
@@ -344,7 +349,11 @@ class Race:
             return
         wire.stop(AttemptOutcome.COMPLETED)
         wire.whole = reply
-        self.advance(Answered(wire.attempt.number, self.routed.shortcoming(reply)))
+        self.advance(Answered(wire.attempt.number, self._shortcoming(reply)))
+
+    def _shortcoming(self, reply: bytes) -> str:
+        """For which another pool is asked; empty: none."""
+        return next(filter(None, (judge(self.routed.request, reply) for judge in self._judges)), "")
 
     def _on_failed(self, wire: WireAttempt, failure: Failure) -> None:
         """Nothing of an answer was written: the failure can be hidden."""
@@ -356,7 +365,7 @@ class Race:
         record_lost(self.routed, wire)
         if wire is self.winner:
             self.winner = self.delivery.answer = None
-        self.advance(self._facts.failed(wire, failure))
+        self.advance(self._facts.failed(wire, failure, self._rest))
 
     def _note_unassembled(self, wire: WireAttempt) -> None:
         """The endpoint is asked again, for an answer without tokens to be seen, and the caller pays for one."""
@@ -385,14 +394,15 @@ class Race:
             )
 
     def _on_broken(self, wire: WireAttempt, broken: BrokenOff) -> None:
-        """A peer continues, or the answer ends by an error."""
+        """Others write the rest, or the answer ends by an error."""
         if not self.relay.begun:
             return self._on_failed(wire, broken.failure)
-        self._broken, blame = broken, BLAME[broken.failure.kind.value]
-        if self.rescue is None:
+        self._broken, blame, answer = broken, BLAME[broken.failure.kind.value], self.delivery.answer
+        if self._recovery is None or not isinstance(answer, StreamedAnswer):
             return self.advance(Broken(blame))
-        self.rescue.note_restart(wire)
-        return self.advance(self.rescue.broken(wire.attempt, blame))
+        rest = self._recovery.recover(wire, broken.failure, answer.unwritten, self._machine.others())
+        self._rest = rest or self._rest
+        return self.advance(Broken(blame, () if rest is None else rest.others))
 
     # -- WriteFlowControl -------------------------------------------------------------------------
 

@@ -32,11 +32,11 @@ from pydantic import (
     model_validator,
 )
 
+from policies.adapters import knows_adapter
+from policies.external_share import within_share
+from policies.pinned_state import has_its_state
 from policies.prefix_doctor.mends import RepairRule
-from policies.routes.adapters import knows_adapter
-from policies.routes.external_share import within_share
-from policies.routes.hooks import Divide, Fits, PoolFits
-from policies.routes.kept_state import has_its_state
+from policies.route_hooks import Divide, Fits, PoolFits
 from policies.routes.levels import MOST_ATTEMPTS, MOST_RETRIES, AttemptRules, FailureCause, drawn_order
 from policies.routes.region import RoutedRegions
 from policies.routes.when import When

@@ -3,7 +3,7 @@
 Rules:
 - A tier that can never take the request (`when`, context window, capabilities) is unfit, whatever the load.
 - An endpoint is rejected while down, half-open with a trial request, limited by the provider, or at its cap.
-- A feature of the route or of the request refuses endpoints and pools by its hooks (`policies.routes.hooks`), before
+- A feature of the route or of the request refuses endpoints and pools by its hooks (`policies.route_hooks`), before
   anything else is asked of them.
 - A wait for a provider's rate limit is part of the forecast: within the TTFT budget, the endpoint is a candidate.
 - Where no endpoint of any tier is left, those that only have to be waited for are candidates after all.
@@ -30,7 +30,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from policies.rate_limit.send_limits import UNLIMITED
-from policies.routes.hooks import Fits, Refused
+from policies.route_hooks import Fits, Refused
 from policies.routes.levels import FailureCause
 from policies.routes.route import Tier
 from policies.routing.answer_chances import to_be_tried, with_answer, with_time_for_trials, with_total

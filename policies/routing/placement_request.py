@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 
-from policies.routes.hooks import Fits
+from policies.route_hooks import Fits
 from policies.routes.route import Route
 from policies.types import FOREVER, Candidate, Forecast, PromptEstimate, Quantiles, RequestView
 

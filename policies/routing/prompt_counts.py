@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from policies.routes.hooks import SpendingView
+from policies.route_hooks import SpendingView
 from policies.routes.route import Route
 from policies.routing.candidates import first_refusal, least_output, misfit
 from policies.types import UNUSABLE, Endpoint, FleetSnapshot, Load, Pool, PoolEstimate, PromptEstimate, RequestView
