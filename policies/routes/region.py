@@ -20,7 +20,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from policies.routes.route_hooks import Divide, Refused
+from policies.route_hooks import Divide, Refused
 from policies.types import Candidate, Endpoint, Load, PoolEstimate, RejectionKind, RequestView
 
 ALIKE, ALIKE_S = 1.5, 0.002  # times the least round trip, and s more, up to which a region is as near

@@ -32,13 +32,13 @@ from pydantic import (
     model_validator,
 )
 
+from policies.adapters import knows_adapter
+from policies.external_share import within_share
+from policies.pinned_state import has_its_state
 from policies.prefix_doctor.mends import RepairRule
-from policies.routes.adapters import knows_adapter
-from policies.routes.external_share import within_share
+from policies.route_hooks import Divide, Fits, PoolFits
 from policies.routes.levels import MOST_ATTEMPTS, MOST_RETRIES, AttemptRules, FailureCause, drawn_order
-from policies.routes.pinned_state import has_its_state
 from policies.routes.region import RoutedRegions
-from policies.routes.route_hooks import Divide, Fits, PoolFits
 from policies.routes.when import When
 from policies.types import FOREVER, Endpoint, RequestView
 

@@ -3,8 +3,8 @@
 Rules:
 - A tier that can never take the request (`when`, context window, capabilities) is unfit, whatever the load.
 - An endpoint is rejected while down, half-open with a trial request, limited by the provider, or at its cap.
-- A feature of the route or of the request refuses endpoints and pools by its hooks (`policies.routes.route_hooks`),
-  before anything else is asked of them.
+- A feature of the route or of the request refuses endpoints and pools by its hooks (`policies.route_hooks`), before
+  anything else is asked of them.
 - A wait for a provider's rate limit is part of the forecast: within the TTFT budget, the endpoint is a candidate.
 - Where no endpoint of any tier is left, those that only have to be waited for are candidates after all.
 - A request without a limit of its output needs room for the expected length where a tier has it: a guess makes no
@@ -30,9 +30,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from policies.rate_limit.send_limits import UNLIMITED
+from policies.route_hooks import Fits, Refused
 from policies.routes.levels import FailureCause
 from policies.routes.route import Tier
-from policies.routes.route_hooks import Fits, Refused
 from policies.routing.answer_chances import to_be_tried, with_answer, with_time_for_trials, with_total
 from policies.routing.fleet_view import FleetView
 from policies.routing.placement_request import PlacementRequest

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 
+from policies.route_hooks import Fits
 from policies.routes.route import Route
-from policies.routes.route_hooks import Fits
 from policies.types import FOREVER, Candidate, Forecast, PromptEstimate, Quantiles, RequestView
 
 

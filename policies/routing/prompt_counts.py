@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
+from policies.route_hooks import SpendingView
 from policies.routes.route import Route
-from policies.routes.route_hooks import SpendingView
 from policies.routing.candidates import first_refusal, least_output, misfit
 from policies.types import UNUSABLE, Endpoint, FleetSnapshot, Load, Pool, PoolEstimate, PromptEstimate, RequestView
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from policies.routes.route_hooks import Refused
+from policies.route_hooks import Refused
 from policies.types import Endpoint, Load, PoolEstimate, RejectionKind, RequestView
 
 _ELSEWHERE = RejectionKind.PINNED_ELSEWHERE, "the state of the request is at another endpoint"

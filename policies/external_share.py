@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from policies.routes.route_hooks import Refused, SpendingView
+from policies.route_hooks import Refused, SpendingView
 from policies.types import Pool, RejectionKind
 
 _USED_UP = RejectionKind.EXTERNAL_LIMIT, "the route has used what limits.external allows"

@@ -5,7 +5,7 @@ The wait for the load of an adapter is part of the forecast (`policies.fleet.ada
 
 from __future__ import annotations
 
-from policies.routes.route_hooks import Refused
+from policies.route_hooks import Refused
 from policies.types import NEVER, Endpoint, Load, PoolEstimate, RejectionKind, RequestView
 
 
