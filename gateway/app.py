@@ -12,12 +12,9 @@ from typing import TypeVar
 from aiohttp import web
 
 from gateway.admin.admin_server import AdminServer
-from gateway.admission.local_quotas import LocalQuotas
-from gateway.admission.redis_quotas import RedisQuotas
 from gateway.config.models import Config
 from gateway.core.part import Part
 from gateway.parts.answers.answer_cache import AnswerCache
-from gateway.parts.answers.answer_stores import answer_store
 from gateway.parts.caller_keys.caller_keys import CallerKeys
 from gateway.parts.comments.stream_comments import Comments
 from gateway.parts.counts.count_replies import CountReplies
@@ -27,12 +24,14 @@ from gateway.parts.keys.part import KeysPart
 from gateway.parts.kv_events.part import KvEventsPart
 from gateway.parts.learned.part import LearnedPart
 from gateway.parts.picker.part import PickerPart
-from gateway.parts.quotas.quotas import Admission, Quotas
+from gateway.parts.quotas.quotas import Admission
 from gateway.parts.records.part import RecordsPart
 from gateway.parts.repair.prompt_repairs import Repairs
 from gateway.parts.replicas.part import ReplicasPart
 from gateway.parts.rescue.rescue import Rescues
-from gateway.parts.responses.part import ResponsesPart
+from gateway.parts.responses.kept_state import KeptState
+from gateway.parts.responses.responses_sockets import ResponsesSockets
+from gateway.parts.responses.stored_responses import StoredPaths
 from gateway.parts.tags.tags import Tags
 from gateway.parts.telemetry.part import TelemetryPart
 from gateway.parts.warming.part import CacheWarming
@@ -51,29 +50,26 @@ PARTS: tuple[Callable[[Core], Part], ...] = (  # in the order of their starts, a
     WorkersPart,
     ReplicasPart,
     KeysPart,
-    lambda core: Tags(),
-    lambda core: Admission(quotas(core), core.decider, core.recorder, core.registry),
-    lambda core: Repairs(core.decider),
-    ResponsesPart,
-    lambda core: CallerKeys(core.runtime),
-    lambda core: Comments(),
-    lambda core: CountReplies(),
-    lambda core: AnswerCache(answer_store(core.config.state), core.config.state.answer_bytes),
-    CacheWarming,
+    KvEventsPart,
+    Tags,
+    Admission,
+    Repairs,
+    KeptState,
+    CallerKeys,
+    Comments,
+    CountReplies,
+    AnswerCache,
     lambda core: Rescues(core.fleet, core.dispatcher.run),
     lambda core: Escalations(core.routes),
-    KvEventsPart,
+    StoredPaths,
+    ResponsesSockets,
+    CacheWarming,
     WitnessPart,
     WindowsPart,
     DiscoveryPart,  # reloads at its start, where endpoints are to be found
     LearnedPart,  # restores what belongs to the endpoints found
     PickerPart,
 )
-
-
-def quotas(core: Core) -> Quotas:
-    """Shared as far as the parts before share them."""
-    return core.find(RedisQuotas) or core.find(LocalQuotas) or LocalQuotas()
 
 
 class Gateway:
@@ -133,6 +129,7 @@ class Gateway:
 
     async def prepare(self, admin: socket) -> None:
         """Starts everything but the ports of callers."""
+        self.core.estimator.warm()
         self._admin_runner = await serve_app(self.admin_app, admin)
         self.core.start()
         for part in self.parts:

@@ -11,9 +11,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from time import monotonic
-from typing import Protocol
 
 from backends.interface import Operation
 from gateway.admission.auth import Tenant
@@ -22,7 +20,7 @@ from gateway.api.cors import ASKED_METHOD
 from gateway.api.model_list import model_list, model_object
 from gateway.api.paths import MODEL, MODELS, canonical
 from gateway.api.request_ids import request_id_of
-from gateway.core.hooks import Ask, Plans
+from gateway.core.hooks import Ask, Hooked, Plans, SidePath, SocketPath
 from gateway.decider import Decider
 from gateway.downstream.answer_headers import gateway_headers
 from gateway.downstream.http_request import HttpRequest
@@ -54,25 +52,6 @@ LABELS = {operation: operation.name.lower() for operation in Operation}
 Aside = Callable[[HttpRequest, Tenant, RequestTimeline], Awaitable[None]]  # writes an answer, or raises ApiError
 
 
-@dataclass(frozen=True, slots=True)
-class SidePath:
-    """Of a part: a path whose requests are no inference. `operation`: their label."""
-
-    methods: Sequence[str]
-    operation: str
-    answer: Callable[[Proxy, HttpRequest, Tenant, RequestTimeline], Awaitable[None]]
-
-
-class SocketPath(Protocol):
-    """Of a part: the WebSockets of a path."""
-
-    def precheck(self, proxy: Proxy, http: HttpRequest) -> ApiError | None:
-        """The reason to refuse a handshake."""
-
-    async def serve(self, proxy: Proxy, http: HttpRequest) -> None:
-        """Serve a socket to its end. Raises ApiError before it is open."""
-
-
 @dataclass(slots=True, kw_only=True, eq=False)
 class Proxy:
     """Answers every request of the data port."""
@@ -83,16 +62,23 @@ class Proxy:
     queue: RequestQueue
     dispatcher: Dispatcher
     recorder: Recorder
-    plans: Plans
     tracer: Tracer | None = None
     draining: bool = False  # each answer is the last of its connection
     side_paths: Mapping[str, SidePath] = field(default_factory=dict)
     socket_paths: Mapping[str, SocketPath] = field(default_factory=dict)
-    methods: Mapping[str, Sequence[str]] = field(init=False)  # by path
+    methods: Mapping[str, Sequence[str]] = field(default_factory=dict)  # by path; set by `attach`
     stopping: bool = False  # a task cancelled now is cancelled by the gateway, not by the caller
 
-    def __post_init__(self) -> None:
+    def attach(self, parts: Sequence[Hooked]) -> None:
+        """Let parts hang on requests, and serve paths of their own. Called once, when all are built."""
+        self.plans.attach(parts)
+        self.side_paths = {path: side for part in parts for path, side in part.side_paths.items()}
+        self.socket_paths = {path: served for part in parts for path, served in part.socket_paths.items()}
         self.methods = {**METHODS, **{path: side.methods for path, side in self.side_paths.items()}}
+
+    @property
+    def plans(self) -> Plans:
+        return self.reader.plans
 
     async def handle(self, http: HttpRequest) -> None:
         """Route by path. An unknown path never gets further than this."""
@@ -110,7 +96,7 @@ class Proxy:
         elif http.method == "OPTIONS":
             self.preflight(http)
         elif (side := self.side_paths.get(http.path)) is not None:
-            await self.aside(http, side.operation, partial(side.answer, self))
+            await self.aside(http, side.operation, side.answer)
         elif http.websocket is not None and http.path in self.socket_paths:
             await self.websocket(http, self.socket_paths[http.path])
         else:
@@ -121,7 +107,7 @@ class Proxy:
         if http.path not in self.methods:
             http.path, http.model = canonical(http.path)
         if offers_websocket(http) and (socket := self.socket_paths.get(http.path)) is not None:
-            return socket.precheck(self, http)
+            return socket.precheck(http)
         if (methods := self.methods.get(http.path)) is None:
             return not_found(http.path)
         if (
@@ -157,7 +143,7 @@ class Proxy:
 
     async def websocket(self, http: HttpRequest, socket: SocketPath) -> None:
         try:
-            await socket.serve(self, http)
+            await socket.serve(http)
         except ApiError as refusal:
             http.refuse(refusal)
 
@@ -222,7 +208,7 @@ class Proxy:
         http, timeline, reader = ask.http, ask.timeline, self.reader
         ask.tenant = tenant = reader.authorize(http)
         timeline.authorized(tenant.name)
-        door = self.plans.door(ask.runtime)
+        door = self.reader.plans.door(ask.runtime)
         for enter in door.enter:
             enter(http, tenant, timeline)
         if http.fault is not None:
@@ -236,7 +222,6 @@ class Proxy:
         timeline.routed(ask.request, ask.route)
         for read in ask.plan.read:
             await read(ask)
-        ask.request.caller = reader.caller(http, tenant)
         await reader.estimate(ask)
         for admit in ask.plan.admit:
             await admit(ask)

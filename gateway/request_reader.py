@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gateway.admission.auth import ANYONE, Tenant
 from gateway.api.operation_fit import OperationFit
@@ -19,7 +19,7 @@ class RequestReader:
     runtime: RuntimeHolder
     decider: Decider
     operations: OperationFit
-    plans: Plans
+    plans: Plans = field(default_factory=Plans)
 
     def authorize(self, http: HttpRequest) -> Tenant:
         """Raises ApiError for a caller without right: a web page where no key is required, or a wrong key."""

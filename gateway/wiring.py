@@ -12,7 +12,6 @@ from prometheus_client import GCCollector, PlatformCollector, ProcessCollector
 from gateway.admin.gateway_admin import GatewayAdmin
 from gateway.config.endpoint_section import Discovered
 from gateway.config.models import Config
-from gateway.core.hooks import Plans
 from gateway.core.part import Part
 from gateway.data_port import DataPort
 from gateway.decider import Decider
@@ -24,8 +23,7 @@ from gateway.observe.metrics.scrape_collectors import EndpointCollector, Gateway
 from gateway.observe.metrics.series import histogram
 from gateway.observe.prefix_doctor import PrefixDoctor
 from gateway.observe.recorder import Recorder
-from gateway.observe.trace_context import Tracer
-from gateway.proxy import Proxy, SidePath, SocketPath
+from gateway.proxy import Proxy
 from gateway.request_reader import RequestReader
 from gateway.runtime import Runtime, RuntimeHolder, build_runtime, build_warm_runtime, tokenizers
 from gateway.scheduler import RequestQueue
@@ -36,8 +34,6 @@ from gateway.worker_context import WorkerContext
 from policies.attempts.budgets import RetryBudget
 from policies.fleet.fleet import Fleet
 from policies.fleet.peers import CombinedPeers, PeerLink
-from policies.queue.queue_scheduler import QueueScheduler
-from policies.queue_parts import queue_parts
 from policies.routes.route import Route
 
 T = TypeVar("T")
@@ -55,7 +51,7 @@ class Core:
         self._reloading = asyncio.Lock()
         self._build_decisions()
         self._build_observers()
-        self._build_admin()
+        self._build_ports(config)
 
     # -- build ------------------------------------------------------------------------------
 
@@ -65,11 +61,7 @@ class Core:
         shared = None if self.worker is None else self.worker.peers
         self.monitor = Monitor(self.fleet, shared=shared, routes=self.routes)
         self.decider = Decider(self.estimator, self.fleet)
-        self.queue = RequestQueue(
-            self.fleet,
-            patience=lambda: self.config.defaults.first_token,
-            new_scheduler=lambda: QueueScheduler(queue_parts()),
-        )
+        self.queue = RequestQueue(self.fleet, lambda: self.config.defaults.first_token)
         self.dispatcher = Dispatcher(
             self.fleet,
             RetryBudget(),
@@ -102,11 +94,16 @@ class Core:
         )
         self.registry.register(self.on_screen)
         self.registry.register(self.monitor.ejections)
-        server = self.config.server
-        self.intake = Intake(server.max_connections, server.max_body_bytes)
-        self.registry.register(self.intake)
 
-    def _build_admin(self) -> None:
+    def _build_ports(self, config: Config) -> None:
+        self.proxy = Proxy(
+            runtime=self.runtime,
+            decider=self.decider,
+            reader=RequestReader(self.runtime, self.decider, self.dispatcher.operations),
+            queue=self.queue,
+            dispatcher=self.dispatcher,
+            recorder=self.recorder,
+        )
         self.admin = GatewayAdmin(
             registry=self.registry,
             recorder=self.recorder,
@@ -115,31 +112,9 @@ class Core:
             runtime=self.runtime,
             on_screen=self.on_screen,
         )
-        self.tracer: Tracer | None = None
-        self.side_paths: dict[str, SidePath] = {}
-        self.socket_paths: dict[str, SocketPath] = {}
-
-    def attach(self, parts: Sequence[Part]) -> None:
-        """Builds the data port, with what the parts offer."""
-        self._parts = parts
-        for part in parts:
-            for collector in part.collectors:
-                self.registry.register(collector)
-            self.recorder.batch_sinks += part.readers
-        plans = Plans(parts)
-        self.proxy = Proxy(
-            runtime=self.runtime,
-            decider=self.decider,
-            reader=RequestReader(self.runtime, self.decider, self.dispatcher.operations, plans),
-            queue=self.queue,
-            dispatcher=self.dispatcher,
-            recorder=self.recorder,
-            plans=plans,
-            side_paths=self.side_paths,
-            socket_paths=self.socket_paths,
-            tracer=self.tracer,
-        )
-        self.data_port = DataPort(self.proxy, self.intake, self._certificate(self.config))
+        self.intake = Intake(config.server.max_connections, config.server.max_body_bytes)
+        self.registry.register(self.intake)
+        self.data_port = DataPort(self.proxy, self.intake, self._certificate(config))
         if self.data_port.certificate is not None:
             self.registry.register(self.data_port.certificate)
 
@@ -149,6 +124,14 @@ class Core:
         return None if config.server.tls is None else ServerCertificate(config.server.tls)
 
     # -- parts ------------------------------------------------------------------------------
+
+    def attach(self, parts: Sequence[Part]) -> None:
+        self._parts = parts
+        self.proxy.attach(parts)
+        for part in parts:
+            for collector in part.collectors:
+                self.registry.register(collector)
+            self.recorder.batch_sinks += part.readers
 
     def offer(self, resource: object) -> None:
         """Let parts later in the list find a resource by its type."""
@@ -245,7 +228,6 @@ class Core:
     # -- start and stop -------------------------------------------------------------------------------
 
     def start(self) -> None:
-        self.estimator.warm()
         self._watch_endpoints()
 
     async def close(self) -> None:

@@ -9,9 +9,9 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, Protocol
 
 from backends.interface import Operation
 from backends.translation.reply_translation import RewrittenAnswer
@@ -125,8 +125,30 @@ class RoutePlan:
     ended: tuple[Callable[[Ask, Race], None], ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class SidePath:
+    """A path whose requests are no inference. `operation`: their label; `answer` may raise ApiError."""
+
+    methods: Sequence[str]
+    operation: str
+    answer: Callable[[HttpRequest, Tenant, RequestTimeline], Awaitable[None]]
+
+
+class SocketPath(Protocol):
+    """The WebSockets of a path."""
+
+    def precheck(self, http: HttpRequest) -> ApiError | None:
+        """The reason to refuse a handshake."""
+
+    async def serve(self, http: HttpRequest) -> None:
+        """Serve a socket to its end. Raises ApiError before it is open."""
+
+
 class Hooked:
-    """A part with hooks for requests."""
+    """A part with hooks for requests, or with paths of its own."""
+
+    side_paths: Mapping[str, SidePath] = {}
+    socket_paths: Mapping[str, SocketPath] = {}
 
     def at_door(self, runtime: Runtime) -> Door:
         return NO_DOOR
@@ -139,11 +161,14 @@ class Hooked:
 class Plans:
     """The plans of the Runtime that was asked for last, each made at its first request: routes may be thousands."""
 
-    def __init__(self, parts: Iterable[Hooked] = ()) -> None:
-        self._parts = tuple(parts)
+    def __init__(self, parts: Sequence[Hooked] = ()) -> None:
+        self._parts = parts
         self._runtime: Runtime | None = None
         self._door = DoorPlan()
         self._known: dict[tuple[str, Operation], RoutePlan] = {}
+
+    def attach(self, parts: Sequence[Hooked]) -> None:
+        self._parts, self._runtime = parts, None
 
     def door(self, runtime: Runtime) -> DoorPlan:
         if runtime is not self._runtime:

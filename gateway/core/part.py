@@ -23,7 +23,7 @@ RecordReader = Callable[[Record], None]
 
 
 class Part(Hooked):
-    """Every member has a default: a part overrides those that it needs, and `on` and `at_door` for hooks of requests.
+    """Every member has a default: a part overrides those that it needs.
 
     `collectors`: of its metrics, for /metrics. `readers`: of the complete Records of ended requests, in batches, after
     the last byte of an answer; they never wait.
@@ -31,6 +31,9 @@ class Part(Hooked):
 
     collectors: Sequence[Collector] = ()
     readers: Sequence[RecordReader] = ()
+
+    def __init__(self, core: object) -> None:
+        """`core`: a `gateway.wiring.Core`, of which a part keeps what it uses."""
 
     async def start(self) -> None:
         """Begin to work: the admin port is open, the data port is not yet."""

@@ -30,8 +30,8 @@ from policies.queue.queued_request import QueuedRequest
 from policies.queue_parts import queue_parts
 from policies.rescue.successors import able, in_order
 from policies.routes.route import Route
-from policies.routing.candidates import uncached_tokens
 from policies.routing.decide import LONGEST_WAIT
+from policies.routing.prompt_counts import uncached_tokens
 from policies.scorers.scorers import tie_break
 from policies.types import (
     FOREVER,

@@ -107,7 +107,8 @@ class EndpointQueues:
         return found
 
     def latest_of_largest_tenant(self) -> QueuedRequest:
-        """The latest arrival of the tenant with most requests in the queues; of batch work, if it has some there."""
+        """The latest arrival of the tenant with most requests in the queues; of its work that is due later, if there is
+        some."""
         late, assigned = self.best_effort.queues(), [*chain(*self.assigned.values())]
         held = Counter(queued.tenant for queued in assigned)
         for queue in late:

@@ -157,8 +157,8 @@ async def test_an_answer_that_breaks_twice_is_whole() -> None:
 async def test_fifty_streams_survive_the_death_of_an_endpoint() -> None:
     """One of two engines is killed: 50 whole answers."""
     async with engines(2) as servers, gateway_before(*servers) as (gateway, client):
-        uncut = await asyncio.gather(*(whole(client, f"tell me {i}", max_tokens=160) for i in range(50)))
-        calls = [asyncio.create_task(whole(client, f"tell me {i}", max_tokens=160)) for i in range(50)]
+        uncut = await asyncio.gather(*(whole(client, f"tell me {i}", max_tokens=80) for i in range(50)))
+        calls = [asyncio.create_task(whole(client, f"tell me {i}", max_tokens=80)) for i in range(50)]
         await eventually(lambda: sum(server.engine.running for server in servers) >= 45)
         await asyncio.sleep(0.2)
         await max(servers, key=lambda server: server.engine.running).kill()

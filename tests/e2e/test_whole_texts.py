@@ -99,10 +99,10 @@ async def ask(gateway: Gateway, client: openai.AsyncOpenAI, random: Random, numb
         return None
     for advance in [*gateway.proxy.dispatcher.races.values()] if number % 3 == 1 else ():
         race: Race = advance.__self__  # type: ignore[attr-defined]
-        if race.relay.begun and not race.delivery.done.done():
+        if race.relay.begun and not race.answer.done.done():
             race.on_write_paused()
             await asyncio.sleep(random.uniform(0.0, 1.5))
-            if not race.delivery.done.done():
+            if not race.answer.done.done():
                 race.on_write_resumed()
     return await asked
 

@@ -167,7 +167,7 @@ class QueueFixture:
     def hold(self, name: str) -> str:
         """The rule that holds a request."""
         hold = self.held(name).hold
-        return "" if hold is None else hold.rule.value
+        return "" if hold is None else hold.rule
 
     def held_s(self, name: str) -> dict[str, float]:
         """Seconds for which each rule has held a request that has left."""

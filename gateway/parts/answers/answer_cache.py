@@ -35,11 +35,12 @@ from gateway.downstream.http_request import HttpRequest
 from gateway.observe.record import RequestOutcome, Stage
 from gateway.observe.timeline import RequestTimeline
 from gateway.parts.answers.answer_copy import CacheUse, CopyBudget, CopyingRelay
-from gateway.parts.answers.answer_stores import AnswerKey, AnswerStore, KeptAnswer
+from gateway.parts.answers.answer_stores import AnswerKey, KeptAnswer, answer_store
 from gateway.runtime import Runtime
 from gateway.upstream.race import Race
 from gateway.upstream.relay import STALL, Relay
 from gateway.upstream.routed_request import RoutedRequest
+from gateway.wiring import Core
 from policies.routes.route import AnswerCaching, Route
 from policies.routing.first_choice import is_of_first_choice
 
@@ -53,9 +54,9 @@ HEADER = "x-firsttoken-cache"
 
 
 class AnswerCache(Part):
-    def __init__(self, store: AnswerStore, copies: int) -> None:
-        self.store = store
-        self.copies = CopyBudget(copies)
+    def __init__(self, core: Core) -> None:
+        state = core.config.state
+        self.store, self.copies = answer_store(state), CopyBudget(state.answer_bytes)
         self._forms: dict[str, tuple[Routes, str]] = {}  # by route: the routes in force, and the form
 
     async def start(self) -> None:

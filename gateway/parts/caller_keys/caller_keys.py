@@ -23,17 +23,17 @@ from gateway.api.inference_request import GATEWAY_KEY
 from gateway.core.hooks import NO_HOOKS, Ask, Hooks, RoutePlan
 from gateway.core.part import Part
 from gateway.downstream.http_request import HttpRequest
-from gateway.runtime import RuntimeHolder
 from gateway.upstream.upstream import Upstream
+from gateway.wiring import Core
 
 NO_KEY = "it takes the caller's own key, and there is none"
 
 
-@dataclass(frozen=True, slots=True)
 class CallerKeys(Part):
     """Of routes with a pool that takes callers' own keys. Knows the gateway's keys by the Runtime in force."""
 
-    runtime: RuntimeHolder
+    def __init__(self, core: Core) -> None:
+        self._runtime = core.runtime
 
     def on(self, plan: RoutePlan) -> Hooks:
         taking = plan.runtime.caller_keys.intersection(plan.route.pools)
@@ -41,7 +41,7 @@ class CallerKeys(Part):
 
     def upstreams(self, http: HttpRequest, upstreams: Mapping[str, Upstream]) -> Mapping[str, Upstream]:
         """With the caller's own key for the pools that take it."""
-        key = caller_key(http.headers, self.runtime.current.keys)
+        key = caller_key(http.headers, self._runtime.current.keys)
         return upstreams if key is None else KeyedUpstreams(upstreams, key.header, key.secret)
 
 

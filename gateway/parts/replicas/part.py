@@ -17,7 +17,7 @@ from gateway.wiring import Core
 
 
 class ReplicasPart(Part, Collector):
-    """Offers the RedisClient to other parts."""
+    """Offers the RedisClient and its quotas to other parts."""
 
     def __init__(self, core: Core) -> None:
         self.client: RedisClient | None = None
@@ -30,8 +30,8 @@ class ReplicasPart(Part, Collector):
             self.replicas = Replicas(self.client, state.namespace, group, core.fleet.view.knows)
             self.collectors = [self, self.client]
             core.offer(self.client)
-            core.join(self.replicas)
             core.offer(self.quotas)
+            core.join(self.replicas)
 
     def collect(self) -> Iterable[Metric]:
         """Live gateways, including this gateway."""

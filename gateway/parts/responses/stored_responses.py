@@ -26,14 +26,17 @@ from backends.stream.redaction import CachedCountMasker, mask_error_body
 from backends.translation.reply_translation import ReplyShapeError
 from gateway.admission.auth import Tenant
 from gateway.api.api_error import ApiError, bad_request, retry_later
+from gateway.core.hooks import SidePath
+from gateway.core.part import Part
 from gateway.downstream.answer_headers import gateway_headers
 from gateway.downstream.http_request import HttpRequest
 from gateway.observe.timeline import RequestTimeline
 from gateway.parts.responses.kept_state import state_ids
 from gateway.parts.responses.state_answer import StateAnswer
 from gateway.parts.responses.state_ids import StateHolder, StateIds
-from gateway.proxy import LABELS, Proxy, SidePath
+from gateway.proxy import LABELS
 from gateway.upstream.upstream import Upstream
+from gateway.wiring import Core
 
 TIMEOUT = 10.0  # s
 RETRY = 1.0  # s until a caller may ask a lost endpoint again
@@ -73,17 +76,18 @@ class LargeReplies:
             raise ApiError(503, message, type="server_error", code="overloaded", headers=retry_later(RETRY)) from None
 
 
-class StoredPaths:
+class StoredPaths(Part):
     """The paths of a process."""
 
-    def __init__(self) -> None:
-        self.large = LargeReplies()
-        self.paths = {
-            path: SidePath(methods, LABELS[Operation.RESPONSES], self.answer) for path, methods in PATHS.items()
-        }
+    def __init__(self, core: Core) -> None:
+        self._proxy = core.proxy
+        self._large = LargeReplies()
+        label = LABELS[Operation.RESPONSES]
+        self.side_paths = {path: SidePath(methods, label, self.answer) for path, methods in PATHS.items()}
 
-    async def answer(self, proxy: Proxy, http: HttpRequest, tenant: Tenant, timeline: RequestTimeline) -> None:
+    async def answer(self, http: HttpRequest, tenant: Tenant, timeline: RequestTimeline) -> None:
         """From the endpoint with the response."""
+        proxy = self._proxy
         runtime = proxy.runtime.current
         routes = [route for route in runtime.routes.all if tenant.may_use(route.name)]
         stored = StoredResponses(
@@ -91,7 +95,7 @@ class StoredPaths:
             upstream=partial(proxy.upstream_of, http, routes),
             masked_pools=runtime.masked_pools,
             ids=state_ids(runtime, tenant),
-            large=self.large,
+            large=self._large,
         )
         async with AsyncExitStack() as until_read:
             status, body = await stored.answer(http, runtime.endpoints(*routes), until_read)

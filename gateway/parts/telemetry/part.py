@@ -26,7 +26,7 @@ class TelemetryPart(Part):
 
             self.telemetry = Telemetry(section.otlp, served_endpoints(core.runtime.current.upstreams))
             self.collectors, self.readers = (self.telemetry,), (self.telemetry,)
-            core.tracer = Tracer(section.traces)
+            core.proxy.tracer = Tracer(section.traces)
 
     async def start(self) -> None:
         if self.telemetry is not None:

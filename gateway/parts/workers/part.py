@@ -11,7 +11,6 @@ class WorkersPart(Part):
         self._worker, self._knows = core.worker, core.fleet.view.knows
         if self._worker is not None:
             core.join(self._worker.peers)
-            core.offer(self._worker.quotas)
 
     async def start(self) -> None:
         if self._worker is not None:
