@@ -19,7 +19,7 @@ from typing import get_args
 import pytest
 import yaml
 
-from gateway import app, proxy, runtime, strict_json
+from gateway import app, runtime, strict_json
 from gateway.cli.main import main
 from gateway.config.loading import load
 from gateway.config.models import Config, Defaults, Key, ServerSection
@@ -41,7 +41,7 @@ from policies.queue import queue_scheduler
 from policies.rate_limit import endpoint_limits
 from policies.routes.route import Route, Workload
 from policies.routing import decide
-from scripts import metrics_page
+from scripts import metrics_page, record_page
 from tests.support.gateways import document, pool
 
 ROOT = Path(__file__).parent.parent
@@ -193,6 +193,11 @@ def test_the_metrics_page_is_generated_from_the_metric_table() -> None:
     assert (ROOT / "docs/metrics.md").read_text("utf-8") == metrics_page.page()
 
 
+def test_the_page_of_records_is_generated_from_their_columns() -> None:
+    """`python scripts/record_page.py` writes the page."""
+    assert (ROOT / "docs/record.md").read_text("utf-8") == record_page.page()
+
+
 METRIC = r"(?:firsttoken|llm_d_epp)_\w+"
 
 
@@ -226,7 +231,7 @@ def test_the_operations_page_lists_every_path_of_both_ports() -> None:
     gateway = app.Gateway(Config.model_validate(document({"only": pool("http://127.0.0.1:9")})))
     admin = {resource.canonical for resource in gateway.admin_app.router.resources()}
     gateway.estimator.close()
-    assert set(re.findall(r"`(?:GET|POST|DELETE) (/[\w/{}]*)", page)) == {*proxy.METHODS, *admin}
+    assert set(re.findall(r"`(?:GET|POST|DELETE) (/[\w/{}]*)", page)) == {*gateway.proxy.methods, *admin}
 
 
 TIMEOUTS = http_limits.DEFAULT_TIMEOUTS

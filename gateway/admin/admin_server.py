@@ -34,6 +34,7 @@ from gateway.admin.request_query import RequestQuery, parse_format, parse_minute
 from gateway.api.api_error import ApiError
 from gateway.api.same_origin import SameOrigin
 from gateway.config.models import Config, Key
+from gateway.observe.record_columns import RECORD
 from gateway.runtime import redacted_config
 from gateway.strict_json import decode, encode
 
@@ -258,11 +259,6 @@ def dashboard_page() -> tuple[str, str]:
 # Text that a spreadsheet would take for a formula is quoted by an apostrophe: request ids are named by callers.
 
 
-COLUMNS = (
-    *("request_id", "route", "tenant", "endpoint", "end", "status", "cause"),
-    *("ttft_ms", "ttft_budget_ms", "ttft_predicted_p50_ms", "tpot_ms", "total_ms", "longest_gap_ms"),
-    *("prompt_tokens_reported", "cached_tokens_reported", "output_tokens", "cost_usd"),
-)
 OF_CAUSE = ("over_ms", "evidence", "mend")  # members of `why`
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
@@ -270,11 +266,11 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r")
 def requests_csv(records: Iterable[Mapping[str, Any]]) -> bytes:
     text = StringIO()
     writer = csv.writer(text)
-    writer.writerow(("arrived", *COLUMNS, *OF_CAUSE))
+    writer.writerow(("arrived", *(each.name for each in RECORD.table), *OF_CAUSE))
     for record in records:
         arrived = datetime.fromtimestamp(record["wall"], UTC).isoformat(timespec="milliseconds")
         why = record.get("why") or {}
-        cells = (*(record[name] for name in COLUMNS), *(why.get(name) for name in OF_CAUSE))
+        cells = (*(record[each.name] for each in RECORD.table), *(why.get(name) for name in OF_CAUSE))
         writer.writerow((arrived, *map(_cell, cells)))
     return text.getvalue().encode("utf-8", "replace")
 

@@ -12,6 +12,7 @@ import msgspec
 from gateway.admission.route_table import RoutedName
 from gateway.bottleneck import engine_bottleneck, pool_bottleneck
 from gateway.observe.record import Record
+from gateway.observe.record_columns import RECORD
 from policies.fleet.beliefs import ALL, LIMITS, Belief
 from policies.fleet.endpoint_state import EndpointStatistics
 from policies.fleet.engine_rates import EngineRates
@@ -70,7 +71,7 @@ def explain(
         "held_now": dict(held),
         "held_by": None
         if hold is None
-        else {"rule": hold.rule.value, "endpoint": hold.endpoint, "freed_by": hold.rule.freed_by},
+        else {"rule": str(hold.rule), "endpoint": hold.endpoint, "freed_by": hold.rule.freed_by},
         "candidates": [
             {
                 "rank": rank,
@@ -129,7 +130,7 @@ def holds_view(held: Iterable[QueuedRequest], now: float) -> dict[str, list[dict
     view: dict[str, list[dict[str, Any]]] = {}
     for (endpoint, rule), times in since.items():
         longest = round(now - min(times), 3)
-        found = {"rule": rule.value, "requests": len(times), "longest_s": longest, "freed_by": rule.freed_by}
+        found = {"rule": str(rule), "requests": len(times), "longest_s": longest, "freed_by": rule.freed_by}
         view.setdefault(endpoint, []).append(found)
     return view
 
@@ -276,7 +277,7 @@ def _merged_view(by_worker: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
 
 def request_view(record: Record) -> dict[str, Any]:
     """A Record in the answer of GET /requests: as in the access log, and `why` of a slow request."""
-    view = record.as_json()
+    view = RECORD.view(record)
     if record.diagnosis is not None:
         view["why"] = record.diagnosis.as_json()
     return view

@@ -31,6 +31,7 @@ from types import TracebackType
 from typing import Any, BinaryIO
 
 from gateway.observe.record import STREAM, Record, RequestOutcome
+from gateway.observe.record_columns import RECORD
 from gateway.observe.record_writer import RecordWriter
 from gateway.strict_json import encode
 
@@ -100,7 +101,7 @@ class AccessLog(RecordWriter[bytes]):
 
 
 def _json_line(record: Record) -> bytes:
-    shown = record.as_json()
+    shown = RECORD.view(record)
     try:
         line = encode(shown)
     except UnicodeEncodeError:  # a lone surrogate, in an error of a backend's

@@ -4,18 +4,15 @@ Rules:
 - Stages sum to the TTFT; the time after the first token is the `stream` stage.
 - A request has exactly one Record. Only the timeline (`gateway.observe.timeline`) writes to it, and the recorder once
   the request has ended.
-- Times are seconds of the monotonic clock; only the JSON has milliseconds.
+- Times are seconds of the monotonic clock; only what is shown (`gateway.observe.record_columns`) has milliseconds.
 - Records are on the path of every request: a stage is an index into a list, names are for readers.
 """
 
 from __future__ import annotations
 
-from array import array
-from base64 import b64encode
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from backends.interface import ReplyFacts
@@ -23,7 +20,7 @@ from gateway.observe.trace_context import Trace
 from policies.diagnosis.diagnosis_report import Diagnosis
 from policies.prefix_doctor.lineage import Lineage
 from policies.prefix_doctor.prefix_ledger import NO_COST, NO_LINEAGE, BreakCost
-from policies.prefix_doctor.prompt_outline import PARTS, Composition
+from policies.prefix_doctor.prompt_outline import Composition
 from policies.types import AttemptKind, AttemptOutcome, Decision
 
 if TYPE_CHECKING:
@@ -265,33 +262,6 @@ class Record:
         """Of a request that missed a budget, or failed; empty for any other."""
         return "" if self.diagnosis is None else self.diagnosis.verdict.cause.value
 
-    def as_json(self) -> dict[str, Any]:
-        """For the access log and GET /requests: flat, milliseconds, no text of prompt or answer."""
-        return named(NAMES, self.parts())
-
-    def parts(self) -> RecordParts:
-        """Values of NAMES, times in seconds: for a store that keeps the names once."""
-        verdicts, gaps = self.verdicts, self.gaps
-        further = (
-            {rule: _ms(seconds) for rule, seconds in self.held.items()},
-            [*self.left_out],
-            *(*verdicts, goodput_met(self.end, verdicts)),
-            *(_ms(gaps.longest), _ms(gaps.p99), gaps.over_1s),
-            [_attempt_values(attempt) for attempt in self.attempts],
-            b64encode(array("Q", self.prefix)).decode() if self.prefix else None,
-            self.trace_id,
-            self.composition,
-            self.repaired,
-            *(_NOTHING_BEFORE if self.lineage is NO_LINEAGE else self._before()),
-        )
-        return _shown(self), _times(self), self.spent, further
-
-    def _before(self) -> Iterable[Any]:
-        found = self.lineage.as_json()
-        if found["prefix_break"] is not None:
-            found["prefix_break"] |= self.break_cost.as_json()
-        return found.values()
-
 
 def goodput_met(end: RequestOutcome, verdicts: Verdicts) -> bool | None:
     """Completed within every budget that the request is judged by; None: by none, or a caller that left before one was
@@ -301,70 +271,3 @@ def goodput_met(end: RequestOutcome, verdicts: Verdicts) -> bool | None:
     if True not in verdicts or end is RequestOutcome.CLIENT_GONE:
         return None
     return end is RequestOutcome.COMPLETED
-
-
-# Members of a Record's JSON: as they are, and in milliseconds.
-SHOWN = tuple(
-    "request_id wall route workload tenant operation stream end status error max_tokens max_tokens_lowered choices"
-    " prompt_tokens_estimated prompt_tokens_reported cached_tokens_predicted cached_tokens_reported output_tokens"
-    " chance tier pool model endpoint region scorer cost_usd escalated external_refused rescue ttft_of cache tags cause"
-    " sight reasoning_effort cached_tokens_to_load".split()
-)
-TIMES = tuple(
-    "ttft head first_byte first_reasoning first_answer ttft_budget gap_budget total_budget on_screen"
-    " total tpot loop_lag engine_queue engine_prefill sent_before engine_ttft ttft_predicted_p50 ttft_predicted_p90"
-    " total_predicted_p50 total_predicted_p90".split()
-)
-ATTEMPT_NAMES = (
-    *("number", "kind", "endpoint", "opened_ms", "ended_ms", "ending", "upstream_id", "tokens", "cost_usd", "status"),
-    *("cause", "engine_kv_tokens", "region"),
-)
-_BEFORE = NO_LINEAGE.as_json()
-_NOTHING_BEFORE = tuple(_BEFORE.values())  # of a Record whose prompt was not followed
-FURTHER = (
-    *("held_ms", "left_out", "ttft_met", "tpot_met", "gap_met", "total_met", "goodput_met"),
-    *(
-        "longest_gap_ms",
-        "p99_gap_ms",
-        "gaps_over_1s",
-        "attempts",
-        "prefix",
-        "trace_id",
-        "composition",
-        "repaired",
-        *_BEFORE,
-    ),
-)
-NAMES = (SHOWN, tuple(f"{name}_ms" for name in TIMES), STAGE_NAMES, FURTHER, ATTEMPT_NAMES, PARTS)
-_shown, _times = attrgetter(*SHOWN), attrgetter(*TIMES)
-_IN_ATTEMPT = {"kind": "kind.value", "ending": "ending.value", "opened_ms": "opened", "ended_ms": "ended"}
-_attempt_values = attrgetter(*(_IN_ATTEMPT.get(name, name) for name in ATTEMPT_NAMES))
-
-
-RecordParts = tuple[Sequence[Any], Sequence[float | None], Sequence[float | None], Sequence[Any]]
-
-
-def named(names: Sequence[Sequence[str]], parts: RecordParts) -> dict[str, Any]:
-    """The JSON of `Record.parts`, whose values have these names."""
-    shown, times_ms, stages, further, attempt, composition = names
-    values, times, spent, others = parts
-    view = dict(zip(shown, values, strict=True))
-    for name, seconds in zip(times_ms, times, strict=True):
-        view[name] = _ms(seconds)
-    view["stages_ms"] = {name: int(s * 1e6 + 0.5) / 1e3 for name, s in zip(stages, spent, strict=True) if s is not None}
-    view.update(zip(further, others, strict=True))
-    view["attempts"] = [_named_attempt(attempt, each) for each in view["attempts"]]
-    if view["composition"] is not None:
-        view["composition"] = dict(zip(composition, view["composition"], strict=True))
-    return view
-
-
-def _named_attempt(names: Sequence[str], values: Sequence[Any]) -> dict[str, Any]:
-    view = dict(zip(names, values, strict=True))
-    view["opened_ms"], view["ended_ms"] = _ms(view["opened_ms"]), _ms(view["ended_ms"])
-    return view
-
-
-def _ms(seconds: float | None) -> float | None:
-    """Milliseconds, rounded to the microsecond: `round` takes three times as long, and a Record has twenty values."""
-    return None if seconds is None else int(seconds * 1e6 + 0.5) / 1e3

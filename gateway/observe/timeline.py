@@ -138,6 +138,10 @@ class RequestTimeline:
         if not record.trace_id and request.traceparent and (caller := parent(request.traceparent)) is not None:
             record.trace_id = caller.id  # with tracing off, the id of the caller's own trace
 
+    def repaired(self, rules: Sequence[str]) -> None:
+        """Note the rules that have changed the prompt since it was routed."""
+        self.record.repaired = rules
+
     def estimated(self, request: InferenceRequest, route: Route, estimate: PromptEstimate) -> None:
         """Note the prompt, which a request that is refused has too, and its TTFT budget, where the route's grows; the
         estimate stage ends."""
@@ -206,8 +210,8 @@ class RequestTimeline:
         record.total_predicted_p50 = None if completion is None else waited + completion.p50
         record.total_predicted_p90 = None if completion is None else waited + completion.p90
 
-    def escalated(self, shortcoming: str) -> None:
-        """Another pool is asked for a better answer."""
+    def kept(self, shortcoming: str) -> None:
+        """An answer is kept while another pool is asked for a better one."""
         self.record.escalated = shortcoming
 
     def tagged(self, tags: Sequence[str]) -> None:

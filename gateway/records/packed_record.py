@@ -6,14 +6,16 @@ A row has two fifths of the bytes of a line of the access log, and takes half of
 from __future__ import annotations
 
 import json
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import msgspec
 
-from gateway.observe.record import NAMES, Record, RecordParts, named
+from gateway.observe.columns import named
+from gateway.observe.record import Record
+from gateway.observe.record_columns import RECORD
 
 _encode = msgspec.msgpack.Encoder().encode
-NAMES_JSON = json.dumps(NAMES)  # of the values that this release packs
+NAMES_JSON = json.dumps(RECORD.shape)  # of the values that this release packs
 UNPACKABLE = (UnicodeEncodeError, OverflowError)  # a lone surrogate of a server's message, an integer above 64 bits
 UNREADABLE = (msgspec.DecodeError, ValueError, TypeError, KeyError)
 _JSON = b"["  # a row in JSON begins so; MessagePack has a number there
@@ -30,18 +32,18 @@ class Row(NamedTuple):
 
 
 def packed(record: Record) -> Row:
-    parts = (*record.parts(), None if record.diagnosis is None else record.diagnosis.as_json())
+    row = [*RECORD.row(record), None if record.diagnosis is None else record.diagnosis.as_json()]
     try:
-        values = _encode(parts)
+        values = _encode(row)
     except UNPACKABLE:
-        values = json.dumps(parts).encode()
+        values = json.dumps(row).encode()
     return Row(record.wall, record.route, record.request_id, record.end.value, values)
 
 
 def unpacked(names: str, values: bytes) -> dict[str, Any]:
     """As in the answer of GET /requests. Raises one of UNREADABLE."""
-    *parts, why = json.loads(values) if values.startswith(_JSON) else msgspec.msgpack.decode(values)
-    view = named(json.loads(names), cast("RecordParts", tuple(parts)))
+    *row, why = json.loads(values) if values.startswith(_JSON) else msgspec.msgpack.decode(values)
+    view = named(json.loads(names), row)
     if why is not None:
         view["why"] = why
     return view

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from gateway.records.packed_record import NAMES_JSON, Row
 
-FORMAT = 1
+FORMAT = 2
 PATTERN = "records-*.sqlite"  # of a directory: one file for each worker
 PAGE = 4096  # bytes
 LOG_PAGES = 256  # of the write-ahead log, after which its pages go to the file

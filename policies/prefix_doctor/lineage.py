@@ -52,6 +52,10 @@ class PrefixBreak:
     lost: int
     block: int
 
+    def as_json(self) -> dict[str, Any]:
+        tokens = {"at_tokens": self.at, "lost_tokens": self.lost, "block": self.block}
+        return {"class": self.cls.value, "role": self.role, **tokens}
+
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
@@ -72,30 +76,6 @@ class Lineage:
     def kept_share(self) -> float | None:
         """Share of the prompt before."""
         return min(self.kept / self.previous, 1.0) if self.kept is not None and self.previous else None
-
-    def as_json(self) -> dict[str, Any]:
-        broken = self.broken
-        return {
-            "session": f"{self.conversation & _UNSIGNED:016x}" if self.conversation else None,
-            "template": f"{self.template & _UNSIGNED:016x}" if self.template else None,
-            "step": self.step,
-            "since_last_ms": None if self.since is None else round(self.since * 1e3, 1),
-            "kept_tokens": self.kept,
-            "previous_tokens": self.previous,
-            "continues": self.link.value,
-            "prefix_break": None
-            if broken is None
-            else {
-                "class": broken.cls.value,
-                "role": broken.role,
-                "at_tokens": broken.at,
-                "lost_tokens": broken.lost,
-                "block": broken.block,
-            },
-        }
-
-
-_UNSIGNED = (1 << 64) - 1
 
 
 class SentNow(NamedTuple):

@@ -16,6 +16,7 @@ from openai import AsyncOpenAI
 
 from gateway.app import Gateway
 from gateway.observe.record import RequestOutcome
+from gateway.observe.record_columns import RECORD
 from tests.support.builders import last
 from tests.support.dialect_strategies import Json, message_events, named_sse
 from tests.support.gateways import pool, running
@@ -270,7 +271,7 @@ async def test_what_a_translation_has_left_out_is_told() -> None:
             model="chat", messages=spoken, seed=7, metadata={"team": "t"}
         )
         assert set(raw.headers["x-firsttoken-left-out"].split(", ")) == {"seed", "metadata", "messages.name"}
-        assert set(last(gateway).as_json()["left_out"]) == {"seed", "metadata", "messages.name"}
+        assert set(RECORD.view(last(gateway))["left_out"]) == {"seed", "metadata", "messages.name"}
         gateway.metrics.flush()
         counted = {labels: each.value for labels, each in gateway.metrics.left_out.of.items()}
         assert counted == {("chat", "claude", name): 1 for name in ("seed", "metadata", "messages.name")}

@@ -13,6 +13,7 @@ import pytest
 
 from gateway.app import Gateway
 from gateway.observe.record import Record, RequestOutcome, Stage
+from gateway.observe.record_columns import RECORD
 from lab.servers.simulated_server import SimulatedServer
 from tests.support.gateways import running
 from tests.support.simulated import engine_pool, engines, eventually
@@ -131,7 +132,7 @@ async def test_a_disconnected_caller_leaves_the_queue() -> None:
         assert len(engine.requests) == reached + 1
         record = callers.records["gone"]
     assert (record.end, record.attempts) == (RequestOutcome.CLIENT_GONE, [])
-    assert sum(record.as_json()["held_ms"].values()) > 0
+    assert sum(RECORD.view(record)["held_ms"].values()) > 0
 
 
 async def test_no_request_is_lost_when_an_engine_with_a_queue_dies() -> None:
@@ -159,7 +160,7 @@ async def test_the_rule_that_holds_a_request_is_named_everywhere() -> None:
             async with session.post("/explain", json=body) as reply:
                 asked = (await reply.json())["held_by"]
         await callers.answers()
-        waited = callers.records["third"].as_json()
+        waited = RECORD.view(callers.records["third"])
     held = {each["rule"]: each for each in shown["held"]}
     assert {rule: each["requests"] for rule, each in held.items()} == {"prefill": 1, "turn": 1}
     assert all(each["longest_s"] >= 0 for each in held.values())

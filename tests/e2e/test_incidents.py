@@ -12,6 +12,7 @@ from aiohttp import ClientSession
 
 from gateway.app import Gateway
 from gateway.cli.main import main
+from gateway.observe.record_columns import RECORD
 from tests.support.builders import CHAT, STREAMED, calling, post
 from tests.support.gateways import pool, running
 from tests.support.ports import closed_port
@@ -96,7 +97,7 @@ async def test_the_time_of_failed_attempts_is_in_a_stage(capsys: pytest.CaptureF
         (found,) = await incidents(gateway)
         (record,) = gateway.recorder.recent
         why = await said(capsys, "why", "asked", "--admin", gateway.admin_url)
-    stages = record.as_json()["stages_ms"]
+    stages = RECORD.view(record)["stages_ms"]
     assert record.status == 504
     assert stages["failover"] > 900
     assert sum(stages.values()) == pytest.approx(record.total * 1e3, rel=0.05)
@@ -114,7 +115,7 @@ async def test_a_caller_that_leaves_a_silent_engine_shows_its_wait_upstream() ->
             await asyncio.sleep(0.1)
         await eventually(lambda: len(gateway.recorder.recent) == 1)
         (record,) = gateway.recorder.recent
-    assert record.as_json()["stages_ms"]["upstream"] > 90
+    assert RECORD.view(record)["stages_ms"]["upstream"] > 90
 
 
 @pytest.mark.parametrize("query", ["", "?minutes=0", "?minutes=61", "?minutes=x"])

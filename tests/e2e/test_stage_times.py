@@ -12,6 +12,7 @@ import pytest
 from backends.server_profiles import PROFILES
 from gateway.app import Gateway
 from gateway.observe.record import Record, Stage
+from gateway.observe.record_columns import RECORD
 from gateway.tokenize.tokenizers import encoder
 from lab.servers.simulated_server import SimulatedServer
 from tests.support.builders import CHAT, STREAMED, calling, conversing, last, post
@@ -97,7 +98,7 @@ async def test_engine_queue_and_engine_prefill_are_parts_of_upstream() -> None:
     assert inside == record.engine_ttft
     assert 0.0 < record.stages[Stage.UPSTREAM] - inside < 2.0
     assert (queue, prefill) == (record.engine_queue, record.engine_prefill)
-    shown = record.as_json()
+    shown = RECORD.view(record)
     assert (shown["engine_queue_ms"], shown["engine_prefill_ms"]) == pytest.approx(
         (record.engine_queue * 1e3, record.engine_prefill * 1e3), abs=1e-3
     )

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gateway.observe.record_columns import RECORD
 from tests.support.builders import CHAT, conversing, get, last, post
 from tests.support.upstream import reply
 
@@ -38,7 +39,7 @@ async def test_listed_tags_are_recorded_and_counted(headers: list[str], metadata
         body = CHAT if metadata is None else {**CHAT, "metadata": metadata}
         assert (await caller.whole(post(body, *headers)))[0] == 200
         assert last(gateway).tags == tags
-        assert last(gateway).as_json()["tags"] == tags
+        assert RECORD.view(last(gateway))["tags"] == tags
         page = (await get(gateway.admin_url, "/metrics"))[2].decode()
         assert json.loads(upstream.requests[0].body).get("metadata") == metadata
     counted = {tag for tag in TAGS if f'tagged_tokens_total{{tag="{tag}"}} 10.0' in page}

@@ -10,6 +10,7 @@ import pytest
 
 from gateway.cli.why import request_screen
 from gateway.observe.record import Record
+from gateway.observe.record_columns import RECORD
 from tests.support.builders import CHAT, DONE, FINISH, TOKEN, calling, get, last, post
 from tests.support.gateways import pool, running
 from tests.support.simulated import eventually
@@ -35,7 +36,7 @@ async def asked(*script: Any, route: dict[str, Any], **body: Any) -> tuple[Recor
             await caller.chunks()
         await eventually(lambda: gateway.recorder.recent)
         page = (await get(gateway.admin_url, "/metrics"))[2].decode()
-        return last(gateway), page, json.dumps(last(gateway).as_json())
+        return last(gateway), page, json.dumps(RECORD.view(last(gateway)))
 
 
 async def test_head_and_first_byte_of_a_reply_are_told_apart_from_its_first_token() -> None:

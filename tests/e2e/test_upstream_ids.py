@@ -10,6 +10,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from gateway.api.request_ids import new_request_id
+from gateway.observe.record_columns import RECORD
 from tests.support import gateways
 from tests.support.upstream import LAST_CHUNK, STREAM_HEAD, Upstream, chunk
 
@@ -37,7 +38,7 @@ async def test_callers_with_one_id_do_not_collide_at_the_backend() -> None:
         sent = {request.headers["x-request-id"] for request in upstream.requests}
         assert (len(upstream.requests), len(sent), returned) == (50, 50, {"mine"})
         assert not any("mine" in id for id in sent)
-        records = [record.as_json() for record in gateway.recorder.recent]
+        records = [RECORD.view(record) for record in gateway.recorder.recent]
         assert {record["request_id"] for record in records} == {"mine"}
         assert {attempt["upstream_id"] for record in records for attempt in record["attempts"]} == sent
 

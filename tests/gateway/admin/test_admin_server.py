@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from gateway.app import Gateway
+from gateway.observe.record_columns import RECORD
 from tests.support.builders import ANSWER, CHAT, TOKEN, calling, conversing, get, last, post
 from tests.support.gateways import pool, running
 from tests.support.simulated import engine_pool, engines, eventually
@@ -139,7 +140,7 @@ async def test_recent_requests_can_be_filtered(served: tuple[Gateway, Upstream])
     ):
         assert [r["request_id"] for r in await asked(gateway, f"/requests?{query}")] == expected, query
     slowest = [r["ttft_ms"] for r in await asked(gateway, "/requests?slowest=2")]
-    assert slowest == sorted((record.as_json()["ttft_ms"] for record in gateway.recorder.recent), reverse=True)[:2]
+    assert slowest == sorted((RECORD.view(record)["ttft_ms"] for record in gateway.recorder.recent), reverse=True)[:2]
     for query, param in (("route=chatt", "route"), ("outcome=late", "outcome"), ("lst=1", "lst"), ("id=", "id")):
         status, _, body = await get(gateway.admin_url, f"/requests?{query}")
         assert (status, json.loads(body)["error"]["param"]) == (400, param)
@@ -213,7 +214,7 @@ async def test_a_beacon_may_come_while_its_answer_is_still_written() -> None:
         upstream.proceed()
         await caller.chunks()
         await eventually(lambda: gateway.recorder.recent)
-        assert last(gateway).as_json()["on_screen_ms"] == 40.0
+        assert RECORD.view(last(gateway))["on_screen_ms"] == 40.0
     assert not gateway.recorder.lives
 
 

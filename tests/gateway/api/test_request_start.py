@@ -8,6 +8,7 @@ from time import time
 import pytest
 
 from gateway.api.request_start import LONGEST, sent_at, sent_before
+from gateway.observe.record_columns import RECORD
 from tests.support.builders import CHAT, STREAMED, calling, last, post
 from tests.support.gateways import pool, running
 from tests.support.simulated import eventually
@@ -48,7 +49,7 @@ async def test_a_record_has_the_time_since_the_request_was_sent(tmp_path: Path) 
                 await caller.ask(post({**CHAT, "stream": True}, "connection: close", *lines))
                 await caller.rest()
             await eventually(lambda number=number: len(gateway.recorder.recent) == number)
-        without, sent = (each.as_json()["sent_before_ms"] for each in gateway.recorder.recent)
+        without, sent = (RECORD.view(each)["sent_before_ms"] for each in gateway.recorder.recent)
     assert without is None
     assert 1_900 < sent < 60_000
     assert last(gateway).sent_before is not None

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.cli.main import main
+from gateway.observe.record_columns import RECORD
 from tests.gateway.observe.test_prefix_doctor import Watched
 from tests.support.agent_prompts import PLANTS, agent_turns
 
@@ -28,7 +29,7 @@ def log_of(path: Path, kind: str, *, grows: bool = False) -> Path:
                 turn.body["messages"][0]["content"] += "And a rule more. " * 400
             made = watched.answer(turn.body, turn.at + week * 7 * DAY)
             made.tenant, made.wall = HOSTILE, 1.7e9 + turn.at + week * 7 * DAY
-            rows.append(json.dumps(made.as_json()))
+            rows.append(json.dumps(RECORD.view(made)))
     path.write_text("\n".join(rows) + "\n")
     return path
 

@@ -22,6 +22,7 @@ from gateway.observe import logs, record_writer
 from gateway.observe import logs as accesslog
 from gateway.observe.logs import AccessLog, Formatter, described, unhandled
 from gateway.observe.record import Record, RequestOutcome
+from gateway.observe.record_columns import RECORD
 from gateway.observe.record_writer import BATCH
 from gateway.records.stored_records import stored_records
 from tests.support.builders import ANSWER, CHAT, STREAMED, calling, get, post, record
@@ -86,7 +87,7 @@ async def test_a_record_is_a_line(tmp_path: Path) -> None:
     before, *found = lines(path)
     assert before == {"before": 1}
     assert [line["request_id"] for line in found] == [str(i) for i in range(500)]
-    assert found[0] == json.loads(json.dumps(record(request_id="0").as_json()))
+    assert found[0] == json.loads(json.dumps(RECORD.view(record(request_id="0"))))
     assert log.lost == 0
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.observe.metrics.loop_lag import LoopLag
 from gateway.observe.record import AttemptRecord, Record, RequestOutcome, Stage
+from gateway.observe.record_columns import RECORD
 from gateway.observe.timeline import RequestTimeline
 from policies.types import FOREVER, QUANTILES, AttemptKind, AttemptOutcome, Completion, Decision, Forecast, Placement
 from tests.support.builders import candidate, decided, request, route
@@ -170,7 +171,7 @@ def test_time_held_by_a_rate_limit_is_not_queue_time() -> None:
     life = RequestTimeline(Record(arrival=100.0))
     life.held(100.9, {"prefill": 0.3, "rate_limit": 0.5})
     assert life.record.stages == {Stage.QUEUE: pytest.approx(0.4), Stage.RATE_LIMIT: pytest.approx(0.5)}
-    assert life.record.as_json()["held_ms"] == {"prefill": 300.0, "rate_limit": 500.0}
+    assert RECORD.view(life.record)["held_ms"] == {"prefill": 300.0, "rate_limit": 500.0}
 
 
 def test_time_in_the_queue_adds_up_over_a_reload() -> None:

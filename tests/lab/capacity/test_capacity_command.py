@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gateway.cli.main import main
+from gateway.observe.record_columns import RECORD
 from lab.capacity.capacity_command import CapacityTask
 from lab.commands import add_commands
 from policies.prefix_doctor.lineage import Lineage, Link
@@ -76,13 +77,15 @@ def test_a_configuration_without_budgets_has_no_answer(tmp_path: Path, capsys: p
 def test_a_log_of_the_gateway_is_an_answer(config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Also where a conversation asks the same again."""
     rows = [
-        record(
-            wall=3.0 * step,
-            total=1.0,
-            route="agent",
-            prompt_tokens_estimated=900,
-            lineage=Lineage(conversation=7, step=step + 1, kept=800, link=Link.CONVERSATION),
-        ).as_json()
+        RECORD.view(
+            record(
+                wall=3.0 * step,
+                total=1.0,
+                route="agent",
+                prompt_tokens_estimated=900,
+                lineage=Lineage(conversation=7, step=step + 1, kept=800, link=Link.CONVERSATION),
+            )
+        )
         for step in range(12)
     ]
     log = tmp_path / "access.log"

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from gateway.observe.record import AttemptRecord, RequestOutcome
+from gateway.observe.record_columns import RECORD
 from lab.traffic.access_log import BLOCKS, LoggedRequest, PromptChains, block_of, logged_request
 from lab.traffic.traces import TraceError, logged_arrivals, read_log, read_trace
 from policies.prefix_doctor.lineage import Lineage, Link
@@ -25,7 +26,7 @@ BLOCK = 32
 def logged(number: int = 0, prompt: int = 1_250, landmarks: Sequence[int] = (1, 2), **more: Any) -> LoggedRequest:
     """500 tokens per landmark."""
     known = {"wall": float(number), "prompt_tokens_estimated": prompt, "prefix": array("Q", landmarks), **more}
-    found = logged_request(record(**known).as_json(), number)
+    found = logged_request(RECORD.view(record(**known)), number)
     assert found is not None
     return found
 
@@ -60,7 +61,7 @@ def test_lines_of_the_same_number_in_two_logs_share_nothing_unknown(tmp_path: Pa
     """Several logs are replayed at once: a prompt without a landmark is its own in each."""
     found = []
     for name, wall in (("a", 100.0), ("b", 900.0)):
-        row = record(wall=wall, prompt_tokens_estimated=400, output_tokens=9, end=RequestOutcome.COMPLETED).as_json()
+        row = RECORD.view(record(wall=wall, prompt_tokens_estimated=400, output_tokens=9, end=RequestOutcome.COMPLETED))
         (tmp_path / name).write_text(json.dumps(row))
         (arrival,) = read_trace(tmp_path / name)
         found.append({*arrival.hashes})
@@ -203,7 +204,7 @@ def test_the_attempt_that_won_has_the_time_to_its_first_token() -> None:
 def test_faults_of_callers_and_answers_of_the_cache_are_no_load() -> None:
     """Engines never saw them."""
     for row in (record(end="refused"), record(cache="hit", prompt_tokens_estimated=9)):
-        assert logged_request({**row.as_json(), "prompt_tokens_estimated": 9}, 1) is None
+        assert logged_request({**RECORD.view(row), "prompt_tokens_estimated": 9}, 1) is None
 
 
 @pytest.mark.parametrize("tokens", [-5, 10**12])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.observe.record_columns import RECORD
 from gateway.records.packed_record import packed
 from gateway.records.record_file import RecordFile
 from lab.traffic.traces import TraceError, agents, at_load, read_log, read_trace, spread
@@ -50,10 +51,10 @@ def test_azure_lines_have_prompts_of_their_own(tmp_path: Path) -> None:
 def test_the_gateways_access_log_has_route_and_prefix(tmp_path: Path) -> None:
     """A completed request without an output length is skipped, as is the line that counts lost lines."""
     told = [
-        record(wall=50.0, prompt_tokens_estimated=900, prompt_tokens_reported=1030, prefix=[11, 12]).as_json(),
-        record(wall=52.0, prompt_tokens_estimated=900, output_tokens=None).as_json(),
+        RECORD.view(record(wall=50.0, prompt_tokens_estimated=900, prompt_tokens_reported=1030, prefix=[11, 12])),
+        RECORD.view(record(wall=52.0, prompt_tokens_estimated=900, output_tokens=None)),
         {"access_log_lines_lost": 3},
-        record(wall=53.0, prompt_tokens_estimated=900, route="agent").as_json(),
+        RECORD.view(record(wall=53.0, prompt_tokens_estimated=900, route="agent")),
     ]
     found = read_trace(written(tmp_path, "".join(json.dumps(line) + "\n" for line in told)))
     assert [(a.at, a.route, a.prompt_tokens, a.output_tokens) for a in found] == [
@@ -68,12 +69,12 @@ def test_what_was_not_answered_is_offered_load(tmp_path: Path, end: str) -> None
     """An overload that is replayed without what it turned away looks like none. The answer that never came has the mean
     length of its route's; what the caller did wrong is no load."""
     told = [
-        record(wall=50.0, prompt_tokens_estimated=900, output_tokens=100).as_json(),
-        record(wall=51.0, prompt_tokens_estimated=900, output_tokens=300).as_json(),
-        record(wall=52.0, prompt_tokens_estimated=900, output_tokens=7, route="agent").as_json(),
-        record(wall=53.0, prompt_tokens_estimated=800, output_tokens=None, prefix=[5], end=end).as_json(),
-        record(wall=54.0, prompt_tokens_estimated=800, output_tokens=None, end="refused").as_json(),
-        record(wall=55.0, prompt_tokens_estimated=None, output_tokens=None, end=end).as_json(),
+        RECORD.view(record(wall=50.0, prompt_tokens_estimated=900, output_tokens=100)),
+        RECORD.view(record(wall=51.0, prompt_tokens_estimated=900, output_tokens=300)),
+        RECORD.view(record(wall=52.0, prompt_tokens_estimated=900, output_tokens=7, route="agent")),
+        RECORD.view(record(wall=53.0, prompt_tokens_estimated=800, output_tokens=None, prefix=[5], end=end)),
+        RECORD.view(record(wall=54.0, prompt_tokens_estimated=800, output_tokens=None, end="refused")),
+        RECORD.view(record(wall=55.0, prompt_tokens_estimated=None, output_tokens=None, end=end)),
     ]
     found = read_trace(written(tmp_path, "".join(json.dumps(line) + "\n" for line in told)))
     assert [(a.at, a.prompt_tokens, a.output_tokens) for a in found[2:]] == [(2.0, 900, 7), (3.0, 800, 200)]
@@ -156,15 +157,15 @@ def test_turns_of_a_session_share_their_beginning() -> None:
 
 def test_a_prefix_is_base64_of_64_bit_hashes() -> None:
     """A Record shows block hashes, never text; null without a hash."""
-    assert record(prefix=[1]).as_json()["prefix"] == b64encode((1).to_bytes(8, "little")).decode()
-    assert record().as_json()["prefix"] is None
+    assert RECORD.view(record(prefix=[1]))["prefix"] == b64encode((1).to_bytes(8, "little")).decode()
+    assert RECORD.view(record())["prefix"] is None
 
 
 def test_a_directory_of_records_is_a_trace(tmp_path: Path) -> None:
     """The same arrivals as of the access log with the same requests; a directory without records is an error."""
     told = [record(request_id=f"r{at}", wall=1e9 + at, prompt_tokens_estimated=900, prefix=[at]) for at in range(5)]
     log, kept = tmp_path / "access.jsonl", tmp_path / "records"
-    log.write_text("".join(json.dumps(each.as_json()) + "\n" for each in told))
+    log.write_text("".join(json.dumps(RECORD.view(each)) + "\n" for each in told))
     with pytest.raises(TraceError, match=r"no file records-\*\.sqlite"):
         read_trace(tmp_path)
     for worker in (0, 1):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.observe.record_columns import RECORD
 from lab.replay.player import followers
 from lab.traffic.traces import AGENTS, TraceError
 from lab.traffic.traffic import Traffic, TrafficSource
@@ -51,12 +52,14 @@ def test_made_up_sessions_become_more_not_faster() -> None:
 def conversations(path: Path) -> Path:
     """A log of 40 conversations of three turns, each of which comes 2 s after the answer before."""
     rows = [
-        record(
-            wall=float(start) + 3.0 * step,
-            total=1.0,
-            prompt_tokens_estimated=1_000,
-            lineage=Lineage(conversation=start + 1, step=step + 1, kept=900, link=Link.CONVERSATION),
-        ).as_json()
+        RECORD.view(
+            record(
+                wall=float(start) + 3.0 * step,
+                total=1.0,
+                prompt_tokens_estimated=1_000,
+                lineage=Lineage(conversation=start + 1, step=step + 1, kept=900, link=Link.CONVERSATION),
+            )
+        )
         for start in range(40)
         for step in range(3)
     ]
