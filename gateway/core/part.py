@@ -11,6 +11,7 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 from prometheus_client.registry import Collector
 
@@ -29,6 +30,7 @@ class Part(Hooked):
     the last byte of an answer; they never wait.
     """
 
+    name: ClassVar[str]
     collectors: Sequence[Collector] = ()
     readers: Sequence[RecordReader] = ()
 

@@ -9,6 +9,8 @@ from gateway.wiring import Core
 
 
 class DiscoveryPart(Part):
+    name = "discovery"
+
     def __init__(self, core: Core) -> None:
         self._core, self.found = core, Discovery()
         self.collectors = (self.found,)
