@@ -37,6 +37,7 @@ from gateway.downstream.answer_headers import gateway_headers, waiting_headers
 from gateway.downstream.http_request import HttpRequest
 from gateway.downstream.intake import SMALL_BODY
 from gateway.downstream.stream_comments import StreamComments
+from gateway.observe.part_notes import TAGS
 from gateway.observe.record import RequestOutcome, Stage
 from gateway.observe.recorder import Recorder
 from gateway.observe.timeline import RequestTimeline
@@ -243,11 +244,11 @@ class Proxy:
         timeline.authorized(tenant.name)
         if http.fault is not None or tenant.limits is not None:
             self.admission.enter(tenant, http.fault, timeline)
-        timeline.end_stage(Stage.READ)
+        timeline.stamps.append((Stage.READ, monotonic()))
         request = await self.reader.parse(http, operation, timeline.record.request_id, runtime)
-        timeline.end_stage(Stage.PARSE)
+        timeline.stamps.append((Stage.PARSE, monotonic()))
         if listed := runtime.config.telemetry.tags:
-            timeline.tagged(listed_tags(listed, http.headers, request.body))
+            TAGS.put(timeline.record, listed_tags(listed, http.headers, request.body))
         route = (named := self.reader.named_route(http, request, runtime, tenant)).route
         request = await self.decider.repaired(http, request, route) if route.repair else request
         timeline.routed(request, route)
@@ -269,10 +270,10 @@ class Proxy:
             return None
         use = None if route.cache is None else self.answers.use(http, request, route, runtime, tenant)
         if use is not None and (answer := await self.answers.find(use, timeline)) is not None:
-            timeline.end_stage(Stage.ADMIT)
+            timeline.stamps.append((Stage.ADMIT, monotonic()))
             await self.answers.replay(answer, http, request.stream, timeline)
             return None
-        timeline.end_stage(Stage.ADMIT)
+        timeline.stamps.append((Stage.ADMIT, monotonic()))
         entered_at = timeline.mark
         decision = await self.place(self.queue.queued(request, route, estimate, tenant), entered_at, timeline)
         while decision is None or (decision.chosen is None and runtime is not self.runtime.current):
@@ -281,7 +282,7 @@ class Proxy:
             queued = self.queue.queued(request, named.route, estimate, tenant)
             decision = await self.place(queued, entered_at, timeline)
         timeline.decided(decision)
-        timeline.end_stage(Stage.DECIDE)
+        timeline.stamps.append((Stage.DECIDE, monotonic()))
         if operation in COUNTS and decision.cause is RejectionKind.CONTEXT_WINDOW:
             self.count_tokens(http, request, timeline, estimate)
             return None
@@ -327,7 +328,8 @@ class Proxy:
         try:
             decision = await self.queue.decide(queued, entered_at)
         finally:
-            timeline.held(monotonic() if decision is None else decision.at, queued.held_s)
+            if decision is None or queued.held_s:
+                timeline.held(monotonic() if decision is None else decision.at, queued.held_s)
         return decision
 
     def upstreams(self, http: HttpRequest) -> Mapping[str, Upstream]:

@@ -33,6 +33,7 @@ from gateway.admission.redis_quotas import RedisQuotas
 from gateway.api.api_error import ApiError, retry_later
 from gateway.api.inference_request import InferenceRequest
 from gateway.observe.metrics.series import counter
+from gateway.observe.part_notes import RESERVATION
 from gateway.observe.record import Record, RequestOutcome
 from gateway.observe.recorder import Recorder
 from gateway.observe.timeline import RequestTimeline
@@ -116,7 +117,7 @@ class Admission:
             if estimate.counted or exceeded.reservation.verdict.limit not in ESTIMATED:
                 raise
             estimate = await count()
-            timeline.reserved(None)
+            RESERVATION.put(timeline.record, None)
             await self.claim(tenant, limits, claim_of(estimate, answer, pools), timeline)
         return estimate
 
@@ -128,8 +129,8 @@ class Admission:
 
     async def claim(self, tenant: Tenant, limits: KeyLimits, claim: Claim, timeline: RequestTimeline) -> None:
         """`reserve`, of a known claim."""
-        head = timeline.record.quota
-        timeline.reserved(None)
+        head = RESERVATION.of(timeline.record)
+        RESERVATION.put(timeline.record, None)
         self._reserved(await self._quotas.reserve(tenant.account, limits, claim, head), timeline)
 
     def _reserved(self, made: Reservation, timeline: RequestTimeline) -> None:
@@ -138,7 +139,7 @@ class Admission:
             self._settling = True
             self._recorder.sinks.append(self.settle)
             self._registry.register(self.refused)
-        timeline.reserved(made)
+        RESERVATION.put(timeline.record, made)
         if (limit := made.verdict.limit) is not None:
             raise QuotaExceeded(made, limit)
         if made.claim.doubt:
@@ -146,15 +147,17 @@ class Admission:
 
     def settle(self, record: Record) -> None:
         """A sink of Records."""
-        reservation = record.quota
+        reservation = RESERVATION.take(record)
         if reservation is None:
             return
         if (limit := reservation.verdict.limit) is None:
             if doubt := reservation.claim.doubt:
                 self.doubts[reservation.account] -= doubt
                 self.doubts += Counter()  # without zeros
-            if record.output_tokens and record.end is RequestOutcome.COMPLETED:
-                self.longest.observe(reservation.account, record.route, -(-record.output_tokens // record.choices))
+            if record.answer.output_tokens and record.end is RequestOutcome.COMPLETED:
+                self.longest.observe(
+                    reservation.account, record.route.name, -(-record.answer.output_tokens // record.asked.choices)
+                )
             self._quotas.settle(reservation, tokens_of(record), round(record.cost_usd * NANO))
         else:
             self.refused.of[record.tenant, limit.value].value += 1

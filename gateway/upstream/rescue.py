@@ -26,6 +26,7 @@ from backends.http.connection import Sink
 from backends.interface import BackendRequest, Failure, HttpCall, Operation
 from backends.stream.continuation import Continuation, Diverged
 from backends.stream.partial_answer import PartialAnswer
+from gateway.observe.part_notes import RESCUE
 from gateway.upstream.attempt import WireAttempt
 from gateway.upstream.dispatcher import Dispatcher
 from gateway.upstream.routed_request import RoutedRequest
@@ -85,7 +86,7 @@ class Rescue:
         """The stream has broken, and may be continued from here: keep the text that the caller has."""
         text = self.remembered.text
         self._given = text if self._routed.request.operation is Operation.COMPLETION else text.rstrip()
-        self._routed.timeline.rescue("failed")
+        RESCUE.put(self._routed.timeline.record, "failed")
         loads = self._dispatcher.fleet.snapshot(monotonic()).loads
         return Broken(blame, self.obstacle, self.unable(attempt, loads))
 
@@ -100,13 +101,13 @@ class Rescue:
     def take_over(self) -> Continuation:
         """A peer goes on."""
         assert self.continuation is not None
-        self._routed.timeline.rescue("rescued")
+        RESCUE.put(self._routed.timeline.record, "rescued")
         return self.continuation
 
     def note_refused(self) -> None:
         """No peer was asked, as none may be."""
         if self.continuation is None:
-            self._routed.timeline.rescue("refused")
+            RESCUE.put(self._routed.timeline.record, "refused")
 
     def restart(self) -> bool:
         """A peer refuses to continue: the next attempt asks for the whole answer. False: it refuses that too."""
