@@ -37,6 +37,7 @@ class Operation(Enum):
 GENERATING = frozenset(  # operations whose answers hold tokens of output
     {Operation.CHAT, Operation.COMPLETION, Operation.RESPONSES, Operation.COMPACT, Operation.MESSAGES}
 )
+TOKEN_COUNTS = frozenset({Operation.COUNT_TOKENS, Operation.INPUT_TOKENS})  # operations that ask for a count alone
 
 
 @dataclass(slots=True)

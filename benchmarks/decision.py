@@ -29,6 +29,7 @@ from policies.attempts.budgets import HedgeBudget, RetryBudget
 from policies.fleet.fleet import AttemptReport, Fleet
 from policies.queue.queue_scheduler import QueueScheduler
 from policies.queue.queued_request import QueuedRequest
+from policies.queue_parts import queue_parts
 from policies.routes.route import Route
 from policies.routing.decide import decide
 from policies.types import (
@@ -87,7 +88,7 @@ def decision_times(endpoints: int, with_queue: bool) -> list[float]:
     """Sorted, s."""
     random = Random(1)
     fleet, route, seen = busy_fleet(endpoints, random)
-    room, now, took = QueueScheduler(), 0.02 * len(seen) + 0.3, []
+    room, now, took = QueueScheduler(queue_parts()), 0.02 * len(seen) + 0.3, []
     gc.collect()
     gc.freeze()
     for i in range(ROUNDS):

@@ -21,10 +21,7 @@ from gateway.admin.gateway_admin import GatewayAdmin
 from gateway.admission.key_file import FileKeys
 from gateway.admission.keyring import Keyring
 from gateway.admission.local_quotas import LocalQuotas
-from gateway.admission.quotas import Admission, Quotas
 from gateway.admission.redis_keys import RedisKeys
-from gateway.answers.answer_cache import AnswerCache
-from gateway.answers.answer_stores import answer_store
 from gateway.cache_warming import CacheWarming
 from gateway.cluster.gossip import new_group
 from gateway.config.endpoint_section import Discovered
@@ -42,6 +39,19 @@ from gateway.observe.metrics.series import histogram
 from gateway.observe.prefix_doctor import PrefixDoctor
 from gateway.observe.recorder import Recorder
 from gateway.observe.trace_context import Tracer
+from gateway.parts.answers.answer_cache import AnswerCache
+from gateway.parts.answers.answer_stores import answer_store
+from gateway.parts.caller_keys.caller_keys import CallerKeys
+from gateway.parts.comments.stream_comments import Comments
+from gateway.parts.counts.count_replies import CountReplies
+from gateway.parts.escalation.answer_quality import Escalations
+from gateway.parts.quotas.quotas import Admission, Quotas
+from gateway.parts.repair.prompt_repairs import Repairs
+from gateway.parts.rescue.rescue import Rescues
+from gateway.parts.responses.kept_state import KeptState
+from gateway.parts.responses.responses_sockets import ResponsesSockets
+from gateway.parts.responses.stored_responses import StoredPaths
+from gateway.parts.tags.tags import Tags
 from gateway.process import ADMIN_KEY, HANDLER_GRACE, LISTEN_KEY, bind, naming, serve_app, url_of
 from gateway.proxy import Proxy
 from gateway.records.record_logs import RecordLogs
@@ -58,6 +68,8 @@ from gateway.worker_context import WorkerContext
 from policies.attempts.budgets import RetryBudget
 from policies.fleet.fleet import Fleet
 from policies.fleet.peers import CombinedPeers
+from policies.queue.queue_scheduler import QueueScheduler
+from policies.queue_parts import queue_parts
 from policies.routes.route import Route
 from policies.types import Pool
 
@@ -96,7 +108,11 @@ class Gateway:
         shared = None if self.worker is None else self.worker.peers
         self.monitor = Monitor(self.fleet, shared=shared, routes=self._routes)
         self.decider = Decider(self.estimator, self.fleet)
-        self.queue = RequestQueue(self.fleet, lambda: self.config.defaults.first_token)
+        self.queue = RequestQueue(
+            self.fleet,
+            patience=lambda: self.config.defaults.first_token,
+            new_scheduler=lambda: QueueScheduler(queue_parts()),
+        )
 
     def _build_observers(self, config: Config) -> None:
         """Every Record goes to all sinks of the recorder; Prometheus reads the registry."""
@@ -179,6 +195,9 @@ class Gateway:
             on_dispatched=self.queue.on_dispatched,
             saturated=lambda: self.queue.saturated,
         )
+        self.rescues = Rescues(self.fleet, dispatcher.run)
+        self.escalations = Escalations(self.runtime.current.routes.all)
+        self.answer_cache = AnswerCache(self.answers, config.state.answer_bytes)
         self.proxy = Proxy(
             runtime=self.runtime,
             decider=self.decider,
@@ -186,10 +205,16 @@ class Gateway:
             queue=self.queue,
             dispatcher=dispatcher,
             recorder=self.recorder,
-            cache_warming=self.cache_warming,
-            admission=Admission(quotas, self.recorder, self.registry),
-            answers=AnswerCache(self.answers, config.state.answer_bytes),
             tracer=None if self.telemetry is None else Tracer(config.telemetry.traces),
+        )
+        self.admission = Admission(quotas, self.decider, self.recorder, self.registry)
+        self.sockets = ResponsesSockets(self.proxy)
+        self.proxy.attach(
+            [
+                *(Tags(), self.admission, Repairs(self.decider), KeptState(self.decider), CallerKeys(self.runtime)),
+                *(Comments(), CountReplies(), self.answer_cache, self.cache_warming),
+                *(StoredPaths(self.proxy), self.sockets, self.rescues, self.escalations),
+            ]
         )
         self.admin = GatewayAdmin(
             registry=self.registry,
@@ -333,6 +358,8 @@ class Gateway:
         self.estimator.reload(tokenizers(new.config))
         self.queue.reload(replaced)
         self.proxy.dispatcher.reload(routes)
+        self.rescues.reload()
+        self.escalations.reload(routes)
         self.data_port.reload(new.config.defaults.max_body)
         self.cache_warming.reload()
         if self.keyring is not None:

@@ -20,6 +20,7 @@ from time import monotonic
 from typing import Any
 
 from backends.interface import BackendRequest, Operation
+from gateway.core.hooks import NO_HOOKS, Ask, Hooked, Hooks, RoutePlan
 from gateway.runtime import RuntimeHolder
 from gateway.strict_json import decode
 from gateway.synthetic_request import PING, send_synthetic, synthetic
@@ -28,7 +29,7 @@ from gateway.tokenize.prefix_breakers import without_breakers
 from gateway.tokenize.prompt import prompt_of
 from gateway.tokenize.prompt_reader import PromptText
 from gateway.upstream.attempt import WireAttempt
-from gateway.upstream.routed_request import RoutedRequest
+from gateway.upstream.race import Race
 from gateway.upstream.upstream import EVERYWHERE, Upstream
 from policies.fleet.fleet import Fleet
 from policies.prefix_cache.warm_up import (
@@ -128,7 +129,7 @@ MAPPED = 8  # prefixes of a pool in the map
 ANY_ROOM = 1 << 40  # blocks
 
 
-class CacheWarming:
+class CacheWarming(Hooked):
     """Runs in a single process of the workers between `start` and `close`; keeps no prompts unless started."""
 
     def __init__(self, fleet: Fleet, estimator: Estimator, runtime: RuntimeHolder) -> None:
@@ -164,11 +165,18 @@ class CacheWarming:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    def answered(self, run: WireAttempt, job: RoutedRequest, raw: bytes) -> None:
+    def on(self, plan: RoutePlan) -> Hooks:
+        wanted = plan.operation in EVERYWHERE and not self.hot.keys().isdisjoint(plan.route.pools)
+        return Hooks(ended=self.answered) if wanted else NO_HOOKS
+
+    def answered(self, ask: Ask, race: Race) -> None:
         """Save a prompt computed by an endpoint; siblings may need the prefix."""
+        if (run := race.winner) is None:
+            return
+        job, raw = race.routed, ask.http.body
         pool = run.attempt.candidate.endpoint.pool
         hot, upstream = self.hot.get(pool), self.runtime.current.upstreams.get(run.attempt.candidate.endpoint.id)
-        if hot is None or upstream is None or run.times.first_in is None or job.request.operation not in EVERYWHERE:
+        if hot is None or upstream is None or run.times.first_in is None:
             return
         model = job.model_at(run.attempt.candidate.endpoint, upstream)
         request, known = job.request, job.estimate.pools[pool]

@@ -9,28 +9,23 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from random import random
 from time import monotonic
 from typing import Any, TypeVar
 
-from backends.interface import GENERATING, Operation
+from backends.interface import GENERATING, TOKEN_COUNTS, Operation
 from gateway.admission.auth import Tenant
-from gateway.api.count_replies import COUNTS
 from gateway.api.inference_request import InferenceRequest, parse, with_model
-from gateway.api.prompt_repairs import repaired
-from gateway.downstream.http_request import HttpRequest
 from gateway.observe.record import Record, RequestOutcome
 from gateway.observe.timeline import landmarks
-from gateway.tokenize.deferred_counts import DeferredCounts
-from gateway.tokenize.estimator import Estimator
+from gateway.tokenize.estimator import DeferredCounts, Estimator
 from gateway.tokenize.prompt_reader import PromptText
 from policies.fleet.fleet import Fleet
 from policies.queue.queued_request import QueuedRequest
 from policies.routes.efforts import class_of
 from policies.routes.route import Route
-from policies.routing.candidates import is_count_needed, uncached_tokens
 from policies.routing.decide import decide
+from policies.routing.prompt_counts import is_count_needed, uncached_tokens
 from policies.types import UNUSABLE, Decision, PrefixBlocks, PromptEstimate, Quantiles
 
 T = TypeVar("T")
@@ -67,19 +62,6 @@ class Decider:
             return parse(*asked)
         return await asyncio.get_running_loop().run_in_executor(self.estimator.executor, parse, *asked)
 
-    async def repaired(self, http: HttpRequest, request: InferenceRequest, route: Route) -> InferenceRequest:
-        """The request after the rules of its route; the body of `http` changes with it. Raises ApiError."""
-        operation = request.operation
-        raw, done = await self.off_loop(request.size, repaired, operation, http.body, route.repair)
-        if not done:
-            return request
-        http.body = raw
-        found = await self.parse(
-            operation, raw, http.headers, request.arrival, request.request_id, frozenset(request.headers)
-        )
-        found.repaired = tuple(dict.fromkeys((*found.repaired, *done)))
-        return found
-
     async def with_model(self, raw: bytes, model: str) -> bytes:
         """A body with this model, in a thread if slow."""
         return await self.off_loop(len(raw), with_model, raw, model)
@@ -103,8 +85,8 @@ class Decider:
         estimate = await self._read(text, expected)
         if not estimate.counted:
             now = monotonic()
-            pools, may_use_api = self.fleet.snapshot(now).pools, partial(self.fleet.view.may_use_api, route, now=now)
-            if request.operation in COUNTS or is_count_needed(route, estimate, cap, pools, may_use_api):
+            pools, spent = self.fleet.snapshot(now).pools, self.fleet.view
+            if request.operation in TOKEN_COUNTS or is_count_needed(route, estimate, cap, pools, spent, now):
                 estimate = await self._count(text, expected)
             else:
                 self.counts.add(text.prompt.size, self.estimator.count(text))

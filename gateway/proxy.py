@@ -9,61 +9,47 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from time import monotonic
 
 from backends.interface import Operation
 from gateway.admission.auth import Tenant
-from gateway.admission.caller_keys import caller_key
-from gateway.admission.quotas import Admission
-from gateway.admission.route_table import RoutedName
-from gateway.answers.answer_cache import AnswerCache
-from gateway.answers.answer_copy import CopyingRelay
-from gateway.api import threads
 from gateway.api.api_error import ApiError, internal, stopped
 from gateway.api.cors import ASKED_METHOD
-from gateway.api.count_replies import COUNTS, count_reply
-from gateway.api.inference_request import InferenceRequest
 from gateway.api.model_list import model_list, model_object
-from gateway.api.paths import MODEL, MODELS, STORED, canonical
+from gateway.api.paths import MODEL, MODELS, canonical
 from gateway.api.request_ids import request_id_of
-from gateway.api.tags import listed_tags
-from gateway.cache_warming import CacheWarming
+from gateway.core.hooks import Ask, Hooked, Plans, SidePath, SocketPath
 from gateway.decider import Decider
-from gateway.downstream.answer_headers import gateway_headers, waiting_headers
+from gateway.downstream.answer_headers import gateway_headers
 from gateway.downstream.http_request import HttpRequest
 from gateway.downstream.intake import SMALL_BODY
-from gateway.downstream.stream_comments import StreamComments
-from gateway.observe.part_notes import TAGS
 from gateway.observe.record import RequestOutcome, Stage
 from gateway.observe.recorder import Recorder
 from gateway.observe.timeline import RequestTimeline
 from gateway.observe.trace_context import Tracer
 from gateway.refusals import not_found, origin_refused, outcome_of, reject_unplaced, wrong_method
-from gateway.request_reader import STATEFUL, RequestReader
-from gateway.responses.responses_sockets import ResponsesSockets, TurnHandlers, offers_websocket, websocket_refused
-from gateway.responses.stored_responses import READ_WAIT, LargeReplies, StoredResponses
-from gateway.runtime import Runtime, RuntimeHolder
+from gateway.request_reader import RequestReader
+from gateway.runtime import RuntimeHolder
 from gateway.scheduler import QueueTimeout, RequestQueue
 from gateway.strict_json import encode
 from gateway.upstream.dispatcher import Dispatcher
 from gateway.upstream.race import Race
 from gateway.upstream.relay import Relay
 from gateway.upstream.routed_request import RoutedRequest
-from gateway.upstream.upstream import KeyedUpstreams, Upstream
-from policies.queue.queued_request import QueuedRequest
-from policies.quota.key_limits import Claim
-from policies.types import Decision, Placement, PromptEstimate, RejectionKind
+from gateway.upstream.upstream import Upstream
+from policies.routes.route import Route
+from policies.types import Decision, Placement
 
 log = logging.getLogger("firsttoken")
 
-Answer = Callable[[HttpRequest, Tenant, RequestTimeline], Awaitable[None]]
 ALIASES = {"/rerank": Operation.RERANK, "/v2/rerank": Operation.RERANK, "/score": Operation.SCORE}
 OPERATIONS = {operation.value: operation for operation in Operation} | ALIASES
 LABELS = {operation: operation.name.lower() for operation in Operation}
+
+
+Aside = Callable[[HttpRequest, Tenant, RequestTimeline], Awaitable[None]]  # writes an answer, or raises ApiError
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -76,20 +62,29 @@ class Proxy:
     queue: RequestQueue
     dispatcher: Dispatcher
     recorder: Recorder
-    cache_warming: CacheWarming
-    admission: Admission
-    answers: AnswerCache
     tracer: Tracer | None = None
     draining: bool = False  # each answer is the last of its connection
-    large_replies: LargeReplies = field(default_factory=LargeReplies)
-    sockets: ResponsesSockets = field(default_factory=ResponsesSockets)
+    side_paths: Mapping[str, SidePath] = field(default_factory=dict)
+    socket_paths: Mapping[str, SocketPath] = field(default_factory=dict)
+    methods: Mapping[str, Sequence[str]] = field(default_factory=dict)  # by path; set by `attach`
     stopping: bool = False  # a task cancelled now is cancelled by the gateway, not by the caller
+
+    def attach(self, parts: Sequence[Hooked]) -> None:
+        """Let parts hang on requests, and serve paths of their own. Called once, when all are built."""
+        self.plans.attach(parts)
+        self.side_paths = {path: side for part in parts for path, side in part.side_paths.items()}
+        self.socket_paths = {path: served for part in parts for path, served in part.socket_paths.items()}
+        self.methods = {**METHODS, **{path: side.methods for path, side in self.side_paths.items()}}
+
+    @property
+    def plans(self) -> Plans:
+        return self.reader.plans
 
     async def handle(self, http: HttpRequest) -> None:
         """Route by path. An unknown path never gets further than this."""
         if self.draining:
             http.keep_alive = False
-        if http.path not in METHODS:
+        if http.path not in self.methods:
             http.path, http.model = canonical(http.path)
         if (cors := self.runtime.current.cors) is not None:
             http.lines = cors.lines(http.headers)
@@ -100,20 +95,20 @@ class Proxy:
             http.refuse(refusal)
         elif http.method == "OPTIONS":
             self.preflight(http)
-        elif http.path in STORED:
-            await self.aside(http, LABELS[Operation.RESPONSES], self.answer_stored)
-        elif http.websocket is not None and http.path == Operation.RESPONSES.value:
-            await self.websocket(http)
+        elif (side := self.side_paths.get(http.path)) is not None:
+            await self.aside(http, side.operation, side.answer)
+        elif http.websocket is not None and http.path in self.socket_paths:
+            await self.websocket(http, self.socket_paths[http.path])
         else:
             GETS[http.path](self, http)
 
     def precheck(self, http: HttpRequest) -> ApiError | None:
         """The reason to refuse a request by the head alone, before the body has arrived."""
-        if http.path not in METHODS:
+        if http.path not in self.methods:
             http.path, http.model = canonical(http.path)
-        if http.path == Operation.RESPONSES.value and offers_websocket(http):
-            return self.precheck_websocket(http)
-        if (methods := METHODS.get(http.path)) is None:
+        if offers_websocket(http) and (socket := self.socket_paths.get(http.path)) is not None:
+            return socket.precheck(http)
+        if (methods := self.methods.get(http.path)) is None:
             return not_found(http.path)
         if (
             http.method == "OPTIONS"
@@ -125,63 +120,45 @@ class Proxy:
             return wrong_method(methods)
         if http.path in PROBES:
             return None
-        try:
-            tenant = self.reader.authorize(http)
-        except ApiError as refusal:
-            return refusal
-        return self.admission.check(tenant) if http.path in OPERATIONS and has_large_body(http) else None
+        if http.path in OPERATIONS and has_large_body(http):
+            return self.precheck_key(http)
+        return self.precheck_caller(http)
 
-    def precheck_websocket(self, http: HttpRequest) -> ApiError | None:
-        offer = http.websocket
-        if not self.runtime.current.config.server.websockets or offer is None or not offer.is_acceptable:
-            return websocket_refused()
-        if self.draining:
-            return stopped()
+    def precheck_caller(self, http: HttpRequest) -> ApiError | None:
+        """The reason to refuse a caller by the key alone."""
         try:
             self.reader.authorize(http)
         except ApiError as refusal:
             return refusal
         return None
 
-    def precheck_turn(self, http: HttpRequest) -> ApiError | None:
-        """The reason to refuse a turn of a WebSocket before it is read: its key, or the key's limits."""
+    def precheck_key(self, http: HttpRequest) -> ApiError | None:
+        """The same, and the limits of the key."""
         try:
-            return self.admission.check(self.reader.authorize(http))
+            tenant = self.reader.authorize(http)
         except ApiError as refusal:
             return refusal
+        checked = (check(tenant) for check in self.plans.door(self.runtime.current).check)
+        return next(filter(None, checked), None)
 
-    async def websocket(self, http: HttpRequest) -> None:
-        """Serve Responses over a WebSocket; each turn checks the key again."""
-        tenant, most = self.reader.authorize(http), self.runtime.current.config.server.max_connections
-        handlers = TurnHandlers(
-            infer=partial(self.infer, operation=Operation.RESPONSES),
-            aside=self.answer_turn,
-            precheck=self.precheck_turn,
-        )
+    async def websocket(self, http: HttpRequest, socket: SocketPath) -> None:
         try:
-            await self.sockets.serve(http, self.reader.caller(http, tenant), most, handlers, lambda: self.draining)
+            await socket.serve(http)
         except ApiError as refusal:
             http.refuse(refusal)
 
-    async def answer_turn(self, http: HttpRequest, write: Callable[[HttpRequest], None]) -> None:
-        """Answer a turn of a WebSocket for which no backend is asked."""
-
-        async def answer(http: HttpRequest, tenant: Tenant, timeline: RequestTimeline) -> None:
-            write(http)
-            timeline.delivered(200, monotonic())
-
-        await self.aside(http, LABELS[Operation.RESPONSES], answer)
-
-    async def aside(self, http: HttpRequest, operation: str, answer: Answer) -> None:
+    async def aside(self, http: HttpRequest, operation: str, answer: Aside) -> None:
         """Answer a request that is no inference, and emit a Record. It counts as a request of its key."""
         with self.recorder.timeline(http.arrival) as timeline:
             timeline.identified(request_id_of(http.headers), operation, None)
             try:
                 tenant = self.reader.authorize(http)
                 timeline.authorized(tenant.name)
-                self.admission.enter(tenant, http.fault, timeline)
-                if tenant.limits is not None:
-                    await self.admission.claim(tenant, tenant.limits, Claim(), timeline)
+                door = self.plans.door(self.runtime.current)
+                for enter in door.enter:
+                    enter(http, tenant, timeline)
+                for claim in door.aside:
+                    await claim(http, tenant, timeline)
                 await answer(http, tenant, timeline)
             except ApiError as refusal:
                 end = RequestOutcome.UNAVAILABLE if refusal.status >= 500 else RequestOutcome.REFUSED
@@ -193,31 +170,24 @@ class Proxy:
             except Exception:
                 self.internal_error(http, timeline)
 
-    async def answer_stored(self, http: HttpRequest, tenant: Tenant, timeline: RequestTimeline) -> None:
-        """From the endpoint with the response."""
+    def upstream_of(self, http: HttpRequest, routes: Sequence[Route], endpoint: str) -> Upstream:
+        """An endpoint of these routes as the caller uses it."""
         runtime = self.runtime.current
-        routes = [route for route in runtime.routes.all if tenant.may_use(route.name)]
-        stored = StoredResponses(
-            key=tenant.name,
-            upstreams=self.upstreams(http),
-            masked_pools=runtime.masked_pools,
-            ids=runtime.state_ids(tenant),
-            large=self.large_replies,
-        )
-        async with AsyncExitStack() as until_read:
-            status, body = await stored.answer(http, runtime.endpoints(*routes), until_read)
-            http.respond(status, body, gateway_headers(timeline, monotonic()))
-            timeline.delivered(status, monotonic())
-            await http.writer.drain(READ_WAIT)
+        upstreams, pool = runtime.upstreams, runtime.upstreams[endpoint].pool
+        route = next(route for route in routes if pool in route.pools)
+        for sends in self.plans.of(runtime, route, Operation.RESPONSES).sends:
+            upstreams = sends(http, upstreams)
+        return upstreams[endpoint]
 
     async def infer(self, http: HttpRequest, operation: Operation) -> None:
         """Write an answer and emit a Record in all cases."""
         with self.recorder.timeline(http.arrival) as timeline:
             trace = None if self.tracer is None else self.tracer.trace(http.headers)
             timeline.identified(request_id_of(http.headers), LABELS[operation], trace)
+            ask = Ask(http, operation, timeline, self.runtime.current)
             try:
-                if (placed := await self.serve(http, operation, timeline)) is not None:
-                    await self.race(*placed)
+                if (routed := await self.serve(ask)) is not None:
+                    await self.race(ask, routed)
             except QueueTimeout as timeout:
                 self.refuse(http, timeout, timeline, RequestOutcome.SHED)
             except ApiError as refusal:
@@ -233,134 +203,109 @@ class Proxy:
                     http.comments.stop()
                     http.comments = None
 
-    async def serve(
-        self, http: HttpRequest, operation: Operation, timeline: RequestTimeline
-    ) -> tuple[RoutedRequest, Relay] | None:
-        """HttpRequest -> InferenceRequest -> RoutedRequest, with the relay of its answer; None: it is answered already.
-        Raises ApiError."""
-        runtime = self.runtime.current  # kept to the end of the request, unless a reload finds it without a place
-        defaults = runtime.config.defaults
-        tenant = self.reader.authorize(http)
+    async def serve(self, ask: Ask) -> RoutedRequest | None:
+        """HttpRequest -> InferenceRequest -> RoutedRequest; None: it is answered already. Raises ApiError."""
+        http, timeline, reader = ask.http, ask.timeline, self.reader
+        ask.tenant = tenant = reader.authorize(http)
         timeline.authorized(tenant.name)
-        if http.fault is not None or tenant.limits is not None:
-            self.admission.enter(tenant, http.fault, timeline)
+        door = self.reader.plans.door(ask.runtime)
+        for enter in door.enter:
+            enter(http, tenant, timeline)
+        if http.fault is not None:
+            raise http.fault
         timeline.stamps.append((Stage.READ, monotonic()))
-        request = await self.reader.parse(http, operation, timeline.record.request_id, runtime)
+        await reader.parse(ask)
         timeline.stamps.append((Stage.PARSE, monotonic()))
-        if listed := runtime.config.telemetry.tags:
-            TAGS.put(timeline.record, listed_tags(listed, http.headers, request.body))
-        route = (named := self.reader.named_route(http, request, runtime, tenant)).route
-        request = await self.decider.repaired(http, request, route) if route.repair else request
-        timeline.routed(request, route)
-        request.caller = self.reader.caller(http, tenant)
-        if operation in STATEFUL:
-            await self.reader.open_state(request, runtime, route, tenant)
-        keepalive = defaults.keepalive if route.keepalive is None else route.keepalive
-        if request.stream and keepalive != "off":
-            http.comments = StreamComments(http, keepalive, partial(waiting_headers, timeline))
-        estimate = await self.reader.estimate(http, request, runtime, route, tenant)
-        timeline.estimated(request, route, estimate)
-        if tenant.limits is not None:
-            count = partial(self.decider.counted, request, route, tenant, estimate)
-            estimate = await self.admission.reserve(
-                tenant, tenant.limits, estimate, request, route, runtime.pools, timeline, count
-            )
-        if operation in COUNTS and all(pool in request.unfit for pool in route.pools):
-            self.count_tokens(http, request, timeline, estimate)
-            return None
-        use = None if route.cache is None else self.answers.use(http, request, route, runtime, tenant)
-        if use is not None and (answer := await self.answers.find(use, timeline)) is not None:
-            timeline.stamps.append((Stage.ADMIT, monotonic()))
-            await self.answers.replay(answer, http, request.stream, timeline)
-            return None
+        for parsed in door.parsed:
+            parsed(ask)
+        reader.find_route(ask)
+        timeline.routed(ask.request, ask.route)
+        for read in ask.plan.read:
+            await read(ask)
+        await reader.estimate(ask)
+        for admit in ask.plan.admit:
+            await admit(ask)
+        for answer in ask.plan.answer:
+            if await answer(ask):
+                return None
         timeline.stamps.append((Stage.ADMIT, monotonic()))
-        entered_at = timeline.mark
-        decision = await self.place(self.queue.queued(request, route, estimate, tenant), entered_at, timeline)
-        while decision is None or (decision.chosen is None and runtime is not self.runtime.current):
-            runtime = self.runtime.current
-            named, estimate = await self.reroute(http, request, runtime, tenant, timeline)
-            queued = self.queue.queued(request, named.route, estimate, tenant)
-            decision = await self.place(queued, entered_at, timeline)
-        timeline.decided(decision)
-        timeline.stamps.append((Stage.DECIDE, monotonic()))
-        if operation in COUNTS and decision.cause is RejectionKind.CONTEXT_WINDOW:
-            self.count_tokens(http, request, timeline, estimate)
-            return None
+        decision = await self.decided(ask)
         if decision.outcome is not Placement.PLACE:
-            if request.pinned and threads.has_thread(request):
-                raise threads.not_found()  # the client begins the thread anew, at another endpoint
+            for unplaced in ask.plan.unplaced:
+                if unplaced(ask, decision):
+                    return None
             reject_unplaced(decision)
-        current = self.runtime.current  # of the fleet that the decision, just made, has chosen from
-        routed = RoutedRequest(
-            request=request,
-            route=named.route,
-            estimate=estimate,
-            decision=decision,
-            timeline=timeline,
-            upstreams=self.upstreams(http) if current.caller_keys else current.upstreams,
-            first_token_limit=defaults.first_token,
-            limit_is_meant=runtime.config.first_token_is_meant,
-            limits_are_meant=runtime.config.first_tokens_are_meant,
-            model=named.model,
-            native=runtime.operations,
-            cache_group=tenant.cache_group,
-            path=http.path,
-            masked_pools=current.masked_pools,
-            idle=defaults.stream_idle,
-        )
-        return routed, Relay(http) if use is None else self.answers.copying_relay(http, use)
+        return self.routed(ask, decision)
 
-    async def race(self, routed: RoutedRequest, relay: Relay) -> None:
-        """Relay an answer, and keep what others may use of request and answer. Raises ApiError before the first
-        token."""
-        race = Race(self.dispatcher, routed, relay)
+    async def decided(self, ask: Ask) -> Decision:
+        """Wait in the queue; after a reload without a place yet, once more by the new route. Raises ApiError."""
+        entered_at = ask.timeline.mark
+        decision = await self.place(ask, entered_at)
+        while decision is None or (decision.chosen is None and ask.runtime is not self.runtime.current):
+            ask.runtime = self.runtime.current
+            await self.reroute(ask)
+            decision = await self.place(ask, entered_at)
+        ask.timeline.decided(decision)
+        ask.timeline.stamps.append((Stage.DECIDE, monotonic()))
+        return decision
+
+    def routed(self, ask: Ask, decision: Decision) -> RoutedRequest:
+        current = self.runtime.current  # of the fleet that the decision, just made, has chosen from
+        upstreams = current.upstreams
+        for sends in ask.plan.sends:
+            upstreams = sends(ask.http, upstreams)
+        for placed in ask.plan.placed:
+            placed(ask)
+        config = ask.runtime.config
+        return RoutedRequest(
+            request=ask.request,
+            route=ask.route,
+            estimate=ask.estimate,
+            decision=decision,
+            timeline=ask.timeline,
+            upstreams=upstreams,
+            first_token_limit=config.defaults.first_token,
+            limit_is_meant=config.first_token_is_meant,
+            limits_are_meant=config.first_tokens_are_meant,
+            model=ask.named.model,
+            native=ask.runtime.operations,
+            cache_group=ask.tenant.cache_group,
+            path=ask.http.path,
+            masked_pools=current.masked_pools,
+            idle=config.defaults.stream_idle,
+            judged=bool(ask.plan.judge),
+            rewrite=ask.rewrite,
+        )
+
+    async def race(self, ask: Ask, routed: RoutedRequest) -> None:
+        """Relay an answer. Raises ApiError before the first token."""
+        race = Race(self.dispatcher, routed, ask.relay or Relay(ask.http), ask.plan)
         try:
             await race.run()
         finally:
-            if race.winner is not None and self.cache_warming.hot:
-                self.cache_warming.answered(race.winner, routed, relay.http.body)
-            if isinstance(relay, CopyingRelay):
-                self.answers.keep(relay, routed)
+            for ended in ask.plan.ended:
+                ended(ask, race)
 
-    async def place(self, queued: QueuedRequest, entered_at: float, timeline: RequestTimeline) -> Decision | None:
+    async def place(self, ask: Ask, entered_at: float) -> Decision | None:
         """Decide in the queue, and note the rules that held the request, however its wait ends."""
-        decision = None
+        queued, decision = self.queue.queued(ask.request, ask.route, ask.estimate, ask.tenant), None
         try:
             decision = await self.queue.decide(queued, entered_at)
         finally:
             if decision is None or queued.held_s:
-                timeline.held(monotonic() if decision is None else decision.at, queued.held_s)
+                ask.timeline.held(monotonic() if decision is None else decision.at, queued.held_s)
         return decision
 
-    def upstreams(self, http: HttpRequest) -> Mapping[str, Upstream]:
-        """The upstreams in force, with the caller's own key for the pools that take it."""
-        runtime = self.runtime.current
-        key = caller_key(http.headers, runtime.keys) if runtime.caller_keys else None
-        return runtime.upstreams if key is None else KeyedUpstreams(runtime.upstreams, key.header, key.secret)
-
-    async def reroute(
-        self, http: HttpRequest, request: InferenceRequest, runtime: Runtime, tenant: Tenant, timeline: RequestTimeline
-    ) -> tuple[RoutedName, PromptEstimate]:
-        """Route and estimate of a request without a place when a reload put `runtime` in force. Raises ApiError (404)
-        if no route takes the model any more."""
-        named = self.reader.named_route(http, request, runtime, tenant)
-        timeline.routed(request, named.route)
-        request.headers = {name: http.headers[name] for name in runtime.wanted_headers if name in http.headers}
+    async def reroute(self, ask: Ask) -> None:
+        """Route and estimate a request without a place when a reload has put another Runtime in force. Raises ApiError
+        (404) if no route takes the model any more."""
+        request, headers = ask.request, ask.http.headers
+        self.reader.find_route(ask)
+        ask.timeline.routed(request, ask.route)
+        request.headers = {name: headers[name] for name in ask.runtime.wanted_headers if name in headers}
         request.unfit, request.translated = {}, {}
-        request.own_caches = {}
-        if threads.has_thread(request) and not runtime.keeps_threads(named.route):
-            raise threads.unsupported()
-        estimate = await self.reader.estimate(http, request, runtime, named.route, tenant)
-        timeline.estimated(request, named.route, estimate)
-        return named, estimate
-
-    def count_tokens(
-        self, http: HttpRequest, request: InferenceRequest, timeline: RequestTimeline, estimate: PromptEstimate
-    ) -> None:
-        """Answer with the gateway's own count, where no pool counts tokens in the caller's dialect, or none takes a
-        prompt of this length: an agent asks how much it has to leave out."""
-        http.respond(200, count_reply(request, estimate), gateway_headers(timeline, monotonic()))
-        timeline.replied(200, monotonic())
+        request.cache_groups = {}
+        await self.reader.estimate(ask)
 
     def refuse(
         self, http: HttpRequest, refusal: ApiError, timeline: RequestTimeline, end: RequestOutcome | None = None
@@ -385,7 +330,7 @@ class Proxy:
         """A browser asks whether a page may send a request. It sends no key with the question."""
         cors = self.runtime.current.cors
         assert cors is not None  # by `precheck`
-        http.respond(200, b"", cors.preflight(http.headers, METHODS[http.path]))
+        http.respond(200, b"", cors.preflight(http.headers, self.methods[http.path]))
 
     def models(self, http: HttpRequest) -> None:
         """List the names open to the caller's key: routes, aliases, models of pools."""
@@ -419,7 +364,11 @@ class Proxy:
 
 PROBES = {"/health": Proxy.health, "/ready": Proxy.ready}  # for anyone: kubelet names the address of a pod as Host
 GETS = {MODELS: Proxy.models, MODEL: Proxy.model, **PROBES}
-METHODS = {**dict.fromkeys(OPERATIONS, ("POST",)), **dict.fromkeys(GETS, ("GET", "HEAD")), **STORED}
+METHODS = {**dict.fromkeys(OPERATIONS, ("POST",)), **dict.fromkeys(GETS, ("GET", "HEAD"))}
+
+
+def offers_websocket(http: HttpRequest) -> bool:
+    return http.method == "GET" and http.headers.get("upgrade", "").lower() == "websocket"
 
 
 def has_large_body(http: HttpRequest) -> bool:

@@ -6,7 +6,7 @@ Rules:
   digest, a caller would still have to find a key with that digest (a preimage). Nor can a caller tell which known
   digest is meant: the table is hashed with a secret of the process, and compares bytes of equal hashes alone.
 - A key may come in any header of the three dialects, or in `x-firsttoken-key`, beside which the others are the caller's
-  own (`gateway.admission.caller_keys`). Two headers with different keys are refused: a proxy in front may
+  own (`gateway.parts.caller_keys`). Two headers with different keys are refused: a proxy in front may
   have checked the other one.
 - Without configured keys the port is open, which the configuration allows on loopback only. With keys in Redis the port
   is never open.
@@ -75,6 +75,7 @@ class Keys:
     def __init__(self, tenants: Iterable[Tenant] = (), closed: bool = False) -> None:
         self.tenants, self.closed = tuple(tenants), closed
         self.required = bool(self.tenants) or closed
+        self.limited = any(tenant.limits is not None for tenant in self.tenants)
         self._by_digest = {tenant.digest: tenant for tenant in self.tenants}
 
     def tenant(self, headers: Mapping[str, str]) -> Tenant:

@@ -153,6 +153,10 @@ class RequestTimeline:
         if not record.trace_id and request.traceparent and (caller := parent(request.traceparent)) is not None:
             record.trace_id = caller.id  # with tracing off, the id of the caller's own trace
 
+    def repaired(self, rules: Sequence[str]) -> None:
+        """Note the rules that have changed the prompt since it was routed."""
+        self.record.asked = self.record.asked._replace(repaired=rules)
+
     def estimated(self, request: InferenceRequest, route: Route, estimate: PromptEstimate) -> None:
         """Note the prompt, which a request that is refused has too, and its TTFT budget, where the route's grows; the
         estimate stage ends."""

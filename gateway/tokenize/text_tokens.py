@@ -15,7 +15,7 @@ from enum import Enum
 from operator import mul
 from threading import Lock
 
-from gateway.tokenize.generational_cache import GenerationalCache
+from gateway.caches import GenerationalCache
 from policies.latency.online_learning import Regression
 
 MARGIN = 3.0  # mean errors: nine of ten prompts are within half of it

@@ -1,4 +1,4 @@
-"""Requests that wait for an idle endpoint: late, without a deadline, or of a tenant above its share.
+"""Requests that wait for an idle endpoint: late, without a deadline, or put behind by a part.
 
 At an overload it holds thousands, and every event looks at it. So what an event costs depends on the number of tenants
 and routes, not on the number of requests. Requests that came back after a refusal are first. A long prefill holds up no
@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterator
+from collections.abc import Collection, Hashable, Iterator
 from itertools import islice
 
-from policies.queue.batch_work import BatchWork
 from policies.queue.late_work import LONG, LateRate, patience_left
+from policies.queue.queue_part import QueueHooks
 from policies.queue.queued_request import HoldRule, QueuedRequest
 from policies.types import FOREVER
 
@@ -34,10 +34,10 @@ def _owner(queued: QueuedRequest, endpoint: str) -> Owner:
 class BestEffortQueue:
     """Queues by Owner, each in order of `_precedence`."""
 
-    def __init__(self) -> None:
+    def __init__(self, hooks: QueueHooks) -> None:
+        self._hooks = hooks
         self._held: dict[Hashable, tuple[QueuedRequest, Owner]] = {}  # longest undecided first
         self._queues: dict[Owner, list[QueuedRequest]] = {}
-        self.batch = BatchWork()
         self._rates = defaultdict[tuple[str, bool], LateRate](LateRate)  # by route, and long or not
 
     def __len__(self) -> int:
@@ -75,8 +75,10 @@ class BestEffortQueue:
 
     def _count(self, queued: QueuedRequest, now: float) -> None:
         queued.late_since = min(queued.late_since, now)
-        for rate in self._measured(queued):
-            rate.add(queued, now)
+        if queued.deadline < FOREVER:
+            self.rate(queued).add(queued, now)
+        for on_held in self._hooks.on_held:
+            on_held(queued, now)
 
     def _enter_queue(self, queued: QueuedRequest, owner: Owner, now: float) -> None:
         queue = self._queues.setdefault(owner, [])
@@ -93,22 +95,28 @@ class BestEffortQueue:
 
     def begin(self, queued: QueuedRequest, now: float) -> None:
         """Removes a request whose prefill begins."""
-        for rate in self._measured(queued):
-            rate.begin(queued, now)
+        if queued.deadline < FOREVER:
+            self.rate(queued).begin(queued, now)
+        for on_begun in self._hooks.on_begun:
+            on_begun(queued, now)
         self._leave_queue(*self._held.pop(queued.request_key))
 
     def leave(self, queued: QueuedRequest, now: float) -> None:
         """Removes a request that does not begin: refused, or its caller is gone."""
-        for rate in self._measured(queued):
-            rate.leave(queued, now)
+        if queued.deadline < FOREVER:
+            self.rate(queued).leave(queued, now)
+        for on_left in self._hooks.on_left:
+            on_left(queued, now)
         self._leave_queue(*self._held.pop(queued.request_key))
 
-    def heads(self, now: float, is_over: Callable[[str], bool]) -> list[QueuedRequest]:
-        """The next request of each queue: the first. Above the share it is the latest in time: behind a
+    def heads(self, now: float) -> list[QueuedRequest]:
+        """The next request of each queue: the first. Where a part puts it behind it is the latest in time: behind a
         queue that only grows, every request would come too late. On a route that sheds the queue does not grow."""
         return [
-            _latest_in_time(queue, now) if queue[0].route.on_miss != "shed" and is_over(owner[0]) else queue[0]
-            for owner, queue in self._queues.items()
+            _latest_in_time(queue, now)
+            if queue[0].route.on_miss != "shed" and self._hooks.behind_rule(queue[0]) is not None
+            else queue[0]
+            for queue in self._queues.values()
         ]
 
     def longest_undecided(self) -> list[QueuedRequest]:
@@ -120,13 +128,6 @@ class BestEffortQueue:
         if queued.route.on_miss != "queue" or queued.deadline == FOREVER:
             return False
         return self.rate(queued).wait(queued.prefill_s, now) > patience_left(queued, now)
-
-    def _measured(self, queued: QueuedRequest) -> Iterator[LateRate | BatchWork]:
-        """The rates that a request counts in: none without a deadline of either kind."""
-        if queued.deadline < FOREVER:
-            yield self.rate(queued)
-        if queued.due < FOREVER:
-            yield self.batch
 
     def rate(self, queued: QueuedRequest) -> LateRate:
         """The waits of requests like this one."""

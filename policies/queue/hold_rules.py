@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from policies.fleet.fleet import Fleet
 from policies.latency.tpot import FIRST_SHARE, TIME_CONSTANT, expected_tpot_misses
 from policies.queue.endpoint_queues import EndpointQueues
-from policies.queue.fair_share import FairShare
 from policies.queue.late_work import LONG
+from policies.queue.queue_part import IdleEngine, QueueHooks
 from policies.queue.queued_request import HoldRule, QueuedRequest
 from policies.types import FOREVER, UNUSABLE, Candidate, Load
 
@@ -23,7 +23,6 @@ AT_LIMIT = 0.95  # of the TPOT pressure at which an engine takes no prefill
 LEAST_LEFT = 0.1  # share of the time that answers leave for prefills, however close to their budget
 WORTH = 2.0  # ratio of prefill times from which a longer prefill is postponed for a shorter one behind
 HARMLESS = 0.3  # expected TPOT misses because of an already late request
-HARMLESS_ABOVE_SHARE = 0.01  # the same because of a request of a tenant above its share
 CALM = 0.4  # of the TPOT pressure at which an engine takes no prefill: for a late one above LONG
 FORCED_AFTER = 30.0  # s from arrival, where a route says `on_miss: best_effort`
 TICK = 0.05  # s between two rounds without events
@@ -36,7 +35,7 @@ class HoldRules:
     queues: EndpointQueues
     fleet: Fleet
     now: float
-    shares: FairShare
+    hooks: QueueHooks
 
     def held_by(self, queued: QueuedRequest, chosen: Candidate, late: bool, within: float = IDLE) -> HoldRule | None:
         """The rule that holds a request, planned if in time, at an endpoint; None: the endpoint takes it."""
@@ -116,35 +115,29 @@ class HoldRules:
         if not self.fleet.view.is_local(endpoint):
             limits = self.fleet.snapshot(self.now).loads[endpoint].limits
             return HoldRule.RATE_LIMIT if limits.refused_lately(self.now) else self.closed(queued, endpoint)
-        load, is_over = self.fleet.snapshot(self.now).loads[endpoint], self.shares.is_over(queued.tenant)
+        load = self.fleet.snapshot(self.now).loads[endpoint]
         if (rule := self._not_idle(endpoint, load, prefill_s, within)) is not None:
             return rule
-        if expected_tpot_misses(load, prefill_s) > (HARMLESS_ABOVE_SHARE if is_over else HARMLESS):
-            return HoldRule.SHARE if is_over else HoldRule.HARM
-        if self._waits_for_valley(queued, endpoint, load, prefill_s):
-            return HoldRule.VALLEY
+        if (rule := self._held_by_parts(queued, endpoint, load, prefill_s)) is not None:
+            return rule
+        if expected_tpot_misses(load, prefill_s) > HARMLESS:
+            return HoldRule.HARM
         if queued.deadline < FOREVER and prefill_s > LONG and load.tpot_pressure > CALM:
             return HoldRule.CALM
         return self.closed(queued, endpoint)
 
-    def hurry(self, queued: QueuedRequest) -> float:
-        """Of batch work: 0 to 1."""
-        return self.queues.best_effort.batch.hurry(queued, self.now)
-
-    def _waits_for_valley(self, queued: QueuedRequest, endpoint: str, load: Load, prefill_s: float) -> bool:
-        """Batch work goes nowhere before late requests while it can wait, nor where it may cost others a budget."""
-        if queued.due == FOREVER:
-            return False
-        waiting, hurry = self.queues.best_effort, self.hurry(queued)
+    def _held_by_parts(self, queued: QueuedRequest, endpoint: str, load: Load, prefill_s: float) -> HoldRule | None:
+        if not self.hooks.hold:
+            return None
         pool = self.fleet.snapshot(self.now).pools[self.fleet.view.pool_of(endpoint)]
-        is_valley = waiting.batch.is_valley(pool.name, len(pool.endpoints), load, prefill_s, hurry, self.now)
-        return not is_valley or (waiting.late and hurry < 1)
+        engine = IdleEngine(load, pool, prefill_s, self.queues.best_effort.late, self.now)
+        return next((rule for hold in self.hooks.hold if (rule := hold(queued, engine)) is not None), None)
 
     def _must_begin(self, queued: QueuedRequest) -> bool:
         """The route promises a late answer, whatever that costs other requests."""
         if queued.route.on_miss != "best_effort" or self.now - queued.request.arrival <= FORCED_AFTER:
             return False
-        return queued.deadline < FOREVER and not self.shares.is_over(queued.tenant)
+        return queued.deadline < FOREVER and self.hooks.behind_rule(queued) is None
 
     def _not_idle(self, endpoint: str, load: Load, prefill_s: float = 0.0, within: float = IDLE) -> HoldRule | None:
         if load.backlog_s > within or (load.health in UNUSABLE and not load.wake_s):

@@ -2,8 +2,8 @@
 
 Rules:
 - A request is late where no endpoint makes the deadline with the target probability of the route, and the chance is
-  below LATE, or SURE with a LONG prefill: what is doubtful must not take seconds from others. A request of a tenant
-  above its share (`policies.queue.fair_share`), or without a deadline, is treated as late.
+  below LATE, or SURE with a LONG prefill: what is doubtful must not take seconds from others. A request without a
+  deadline, or that a part puts behind (`policies.queue.queue_part`), is treated as late.
 - A request in time goes to the endpoint of its decision, or is assigned to it until no rule holds it any longer
   (`policies.queue.hold_rules`). At the head of the queue it is decided again.
 - Where not all of a queue come in time, prefills much longer than one that would be late behind them are late in its
@@ -22,10 +22,10 @@ from functools import partial
 from itertools import chain, islice
 
 from policies.fleet.fleet import Fleet
-from policies.queue.endpoint_queues import EndpointQueues
+from policies.queue.endpoint_queues import EndpointQueues, QueueView
 from policies.queue.hold_rules import IDLE, TICK, HoldRules
 from policies.queue.late_work import LONG, RefusedRequests, late_ttft, retry_after_of
-from policies.queue.queue_view import QueueView
+from policies.queue.queue_part import BestEffortReach
 from policies.queue.queued_request import Hold, HoldRule, QueuedRequest
 from policies.types import FOREVER, Candidate, Decision, Endpoint, Placement, RejectionKind
 
@@ -78,7 +78,7 @@ class PlacementRound:
             return True
         if queued.route.scorer != "predicted" or not self.fleet.view.is_local(best.endpoint.id):
             return False
-        if queued.deadline == FOREVER or self.rules.shares.is_over(queued.tenant):
+        if queued.deadline == FOREVER or self.rules.hooks.behind_rule(queued) is not None:
             return True
         return not decision.in_time and best.probability < (SURE if best.forecast.prefill > LONG else LATE)
 
@@ -106,16 +106,22 @@ class PlacementRound:
         return order[first], HoldRule.RATE_LIMIT if is_limited else rules[first]
 
     def _fastest(self, queued: QueuedRequest, decision: Decision) -> list[Candidate]:
-        """The fastest endpoint of each pool, fastest first; all endpoints for batch work. A request without a deadline
-        goes to its preferred tier alone."""
+        """The fastest endpoint of each pool, fastest first; or as a part says. A request without a deadline goes to its
+        preferred tier alone."""
         by_pool = dict[str, Candidate]()
-        any_tier = queued.deadline < FOREVER or self.rules.hurry(queued) >= 1
-        is_batch, best, found = queued.due < FOREVER, decision.ranked[0].endpoint, list[Candidate]()
+        any_tier, each_endpoint = self._reach(queued)
+        best, found = decision.ranked[0].endpoint, list[Candidate]()
         for candidate in sorted(decision.ranked, key=lambda each: each.forecast.p50):
             if any_tier or queued.route.is_same_part(candidate.endpoint, best):
                 fastest = by_pool.setdefault(candidate.endpoint.pool, candidate)
-                found += [candidate] if candidate is fastest or is_batch else []
+                found += [candidate] if candidate is fastest or each_endpoint else []
         return found
+
+    def _reach(self, queued: QueuedRequest) -> BestEffortReach:
+        if queued.deadline < FOREVER:
+            return BestEffortReach(any_tier=True, each_endpoint=False)
+        reaches = (reach(queued, self.now) for reach in self.rules.hooks.reach)
+        return next(filter(None, reaches), BestEffortReach(any_tier=False, each_endpoint=False))
 
     def _skipped_rate_limited(self, decision: Decision, tier: int) -> bool:
         """An API of a tier before `tier` was rejected for a rate limit."""
@@ -217,10 +223,10 @@ class PlacementRound:
         waiting.hold_late(queued, rule, candidate.endpoint.id, self.now)
 
     def demote(self) -> None:
-        """Move requests of tenants above the fair share behind all other requests."""
+        """Move requests that a part puts behind by now behind all in time."""
         for queued in [*chain(*self.queues.assigned.values())]:
-            if self.rules.shares.is_over(queued.tenant):
-                self._hold_behind_all(queued, HoldRule.SHARE)
+            if (rule := self.rules.hooks.behind_rule(queued)) is not None:
+                self._hold_behind_all(queued, rule)
 
     def _hold_behind_all(self, queued: QueuedRequest, rule: HoldRule) -> None:
         """Move a request from the queue of an endpoint behind all requests in time."""

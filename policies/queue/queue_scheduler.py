@@ -7,26 +7,26 @@ Rules:
 - A request is placed as it comes (`policies.queue.placement_round`). One that is held in time waits for the endpoint
   of its decision, earliest deadline first, and counts there as work ahead of what is due later. It is decided again at
   the head of the queue.
-- Best effort: a request that is late, has no deadline, or is of a tenant above its share waits for an idle endpoint
-  whose answers it does not harm, tenants by recent use (`policies.queue.fair_share`) and routes in turn.
+- Best effort: a request that is late, has no deadline, or is put behind by a part (`policies.queue.queue_part`) waits
+  for an idle endpoint whose answers it does not harm, in the order of the parts, and tenants and routes in turn.
 - At most MAX_HELD requests are held; beyond, the latest of the tenant with most of them is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from heapq import nsmallest
 from itertools import chain
 from operator import attrgetter
 
 from policies.fleet.fleet import Fleet
-from policies.queue.endpoint_queues import EndpointQueues, QueueKey
-from policies.queue.fair_share import FairShare
+from policies.queue.best_effort_queue import BestEffortQueue
+from policies.queue.endpoint_queues import EndpointQueues, QueueKey, QueueView
 from policies.queue.hold_rules import TICK, HoldRules
 from policies.queue.late_work import RefusedRequests
 from policies.queue.placement_round import PlacementRound
-from policies.queue.queue_view import QueueView
+from policies.queue.queue_part import QueuePart, bound_hooks
 from policies.queue.queued_request import Hold, QueuedRequest
 from policies.scorers.scorers import SCORERS, Scorer
 from policies.types import FOREVER, Candidate, Decision, Placement
@@ -44,13 +44,13 @@ class QueueScheduler:
     `scorers`: by the name in a route.
     """
 
-    def __init__(self, scorers: Mapping[str, Scorer] = SCORERS) -> None:
+    def __init__(self, parts: Sequence[QueuePart] = (), scorers: Mapping[str, Scorer] = SCORERS) -> None:
+        self._hooks = bound_hooks(parts)
         self._scorers = scorers
-        self.queues = EndpointQueues()
+        self.queues = EndpointQueues(BestEffortQueue(self._hooks))
         self.wake_at = FOREVER  # time of the next `release` without an event
         self._served: dict[tuple[str, str], int] = {}  # number of the latest best-effort turn, by tenant and route
         self._turns = 0
-        self._shares, self._batch_shares = FairShare(), FairShare()
         self._refused = RefusedRequests()
 
     @property
@@ -79,12 +79,12 @@ class QueueScheduler:
 
     def _round(self, fleet: Fleet, now: float) -> PlacementRound:
         view = QueueView(self.queues, fleet, now, self._scorers)
-        rules = HoldRules(self.queues, fleet, now, self._shares)
+        rules = HoldRules(self.queues, fleet, now, self._hooks)
         return PlacementRound(self.queues, fleet, now, view, rules, self._refused)
 
     def _dispatch(self, queued: QueuedRequest, chosen: Candidate, now: float) -> None:
-        self._shares_of(queued).charge(queued, chosen, now)
-        self.queues.best_effort.batch.on_dispatched(queued, chosen, now)
+        for on_dispatched in self._hooks.on_dispatched:
+            on_dispatched(queued, chosen, now)
         self.queues.in_dispatch[queued.request_key] = chosen
 
     def on_dispatched(self, request_key: Hashable) -> None:
@@ -144,8 +144,8 @@ class QueueScheduler:
             yield queued
 
     def _advance_late(self, turn: PlacementRound) -> Iterator[Released]:
-        """Idle endpoints take from the best-effort queue: the first able to go, of the tenant with the least recent
-        use, of the route served longest ago. Requests that have waited too long are refused."""
+        """Idle endpoints take from the best-effort queue: the first able to go, in the order of the parts, of the
+        tenant and route served longest ago. Requests that have waited too long are refused."""
         waiting, goes_on = self.queues.best_effort, True
         while waiting and goes_on:
             goes_on = False
@@ -162,20 +162,16 @@ class QueueScheduler:
 
     def _late_heads(self, turn: PlacementRound) -> list[QueuedRequest]:
         """The next of each queue; of many, those that an idle engine may take, and those decided longest ago."""
-        heads = self.queues.best_effort.heads(turn.now, self._shares.is_over)
+        heads = self.queues.best_effort.heads(turn.now)
         if len(heads) <= MANY:
             return heads
         chosen = (*_least(heads, "checked_at"), *turn.rules.able_to_begin(heads))
         return [*{queued.request_key: queued for queued in chosen}.values()]
 
-    def _late_order(self, queued: QueuedRequest) -> tuple[bool, float, float, bool, int]:
-        """Batch work comes last; that of a tenant by its deadlines."""
-        is_batch, use = queued.due < FOREVER, self._shares_of(queued).use(queued.tenant)
-        turn = queued.due if is_batch else float(self._served.get((queued.tenant, queued.route.name), 0))
-        return is_batch, use, turn, queued.deadline == FOREVER, queued.sequence
-
-    def _shares_of(self, queued: QueuedRequest) -> FairShare:
-        return self._shares if queued.due == FOREVER else self._batch_shares
+    def _late_order(self, queued: QueuedRequest) -> tuple[tuple[float, ...], int, bool, int]:
+        by_parts = tuple(chain.from_iterable(precedence(queued) for precedence in self._hooks.precedence))
+        turn = self._served.get((queued.tenant, queued.route.name), 0)
+        return by_parts, turn, queued.deadline == FOREVER, queued.sequence
 
     def _released(self, queued: QueuedRequest, decision: Decision | None) -> Iterator[Released]:
         """None: the request stays in the queue."""

@@ -14,13 +14,13 @@ import msgspec
 import pytest
 from pydantic import SecretStr
 
-from gateway.answers import answer_stores
-from gateway.answers.answer_copy import MAX_ANSWER
-from gateway.answers.answer_stores import LOOKS, AnswerKey, KeptAnswer, RedisAnswers
 from gateway.app import Gateway
 from gateway.cluster.redis_client import RedisClient
 from gateway.config.models import Config
 from gateway.observe.part_notes import CACHE
+from gateway.parts.answers import answer_stores
+from gateway.parts.answers.answer_copy import MAX_ANSWER
+from gateway.parts.answers.answer_stores import LOOKS, AnswerKey, KeptAnswer, RedisAnswers
 from tests.support.builders import CHAT, DONE, FINISH, STREAMED, TOKEN, USAGE, calling, get, last, post
 from tests.support.gateways import document, pool, running
 from tests.support.redis import RedisServer, redis_server
@@ -40,7 +40,7 @@ PATIENCE = 60.0  # s until Redis has answered, on a machine of any load
 @pytest.fixture(autouse=True)
 def _no_time_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ages are those of a clock that stands still, and Redis has time to answer."""
-    monkeypatch.setattr("gateway.answers.answer_cache.time", lambda: 1.8e9)
+    monkeypatch.setattr("gateway.parts.answers.answer_cache.time", lambda: 1.8e9)
     monkeypatch.setattr(answer_stores, "LOOK_TIMEOUT", PATIENCE)
     monkeypatch.setattr(answer_stores, "STORE_TIMEOUT", PATIENCE)
 
@@ -246,7 +246,7 @@ async def test_an_answer_that_is_incomplete_or_too_large_is_not_kept(broken: Scr
     async with caching(broken, [STREAMED]) as (gateway, api):
         found = [(await sent(gateway, stream))[0] for _ in range(3)]
         assert found == ["miss", "miss", "hit; age=0"]
-        assert gateway.proxy.answers.copies.left == gateway.config.state.answer_bytes
+        assert gateway.answer_cache.copies.left == gateway.config.state.answer_bytes
         assert len(api.requests) == 2
 
 
@@ -336,7 +336,7 @@ async def test_large_answers_that_nobody_reads_are_bounded() -> None:
                 _, headers = await caller.ask(post(COLD))
                 assert headers[HEADER] == "hit; age=0"
             assert await results(gateway, small, COLD) == ["hit", "miss"]
-        await eventually(lambda: gateway.proxy.answers.copies.left == gateway.config.state.answer_bytes)
+        await eventually(lambda: gateway.answer_cache.copies.left == gateway.config.state.answer_bytes)
 
 
 @asynccontextmanager

@@ -26,7 +26,8 @@ from tests.support.upstream import CLOSE, HANG, LAST_CHUNK, RESET, STREAM_HEAD, 
 pytestmark = pytest.mark.virtual_time
 
 JSON = "content-type: application/json"
-CALLERS = 200
+CALLERS = 40  # an empty retry budget allows 10, what 40 requests earn, and a tenth of them
+CROWD = 200
 ANSWER = json.dumps(
     {
         "id": "1",
@@ -80,7 +81,7 @@ async def ask(session: aiohttp.ClientSession, gateway: Gateway, stream: bool = F
         return answer.status, await answer.read()
 
 
-async def ask_all(gateway: Gateway, stream: bool, count: int = CALLERS) -> list[tuple[int, bytes]]:
+async def ask_all(gateway: Gateway, stream: bool, count: int) -> list[tuple[int, bytes]]:
     """Answers to `count` concurrent requests."""
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session, asyncio.timeout(60):
         return await asyncio.gather(*(ask(session, gateway, stream) for _ in range(count)))
@@ -92,20 +93,20 @@ def answered(replies: list[tuple[int, bytes]]) -> int:
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("fault", FAULTS)
-async def test_200_callers_at_once_are_answered_by_the_second_tier(fault: str, stream: bool) -> None:
+async def test_all_callers_at_once_are_answered_by_the_second_tier(fault: str, stream: bool) -> None:
     async with (
         Upstream(FAULTS[fault]) as first,
         Upstream(SERVED[stream]) as second,
         two_tiers(first.url, second) as gateway,
     ):
-        assert answered(await ask_all(gateway, stream)) == CALLERS
+        assert answered(await ask_all(gateway, stream, CALLERS)) == CALLERS
         assert {record.end for record in gateway.recorder.recent} == {RequestOutcome.COMPLETED}
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 async def test_a_refused_connection_moves_all_callers_on(stream: bool) -> None:
     async with Upstream(SERVED[stream]) as second, two_tiers(dead_url(), second) as gateway:
-        assert answered(await ask_all(gateway, stream)) == CALLERS
+        assert answered(await ask_all(gateway, stream, CROWD)) == CROWD
 
 
 async def test_a_failed_tls_handshake_moves_all_callers_on() -> None:
@@ -115,12 +116,12 @@ async def test_a_failed_tls_handshake_moves_all_callers_on() -> None:
         Upstream(SERVED[False]) as second,
         two_tiers(first.url.replace("http://", "https://"), second) as gateway,
     ):
-        assert answered(await ask_all(gateway, False)) == CALLERS
+        assert answered(await ask_all(gateway, False, CALLERS)) == CALLERS
 
 
 async def test_a_silent_first_tier_moves_streams_on_within_the_budget() -> None:
     async with Upstream([HANG]) as first, Upstream(SERVED[True]) as second, two_tiers(first.url, second) as gateway:
-        assert answered(await ask_all(gateway, True)) == CALLERS
+        assert answered(await ask_all(gateway, True, CROWD)) == CROWD
         for record in gateway.recorder.recent:
             assert [attempt.pool for attempt in record.attempts] == ["first", "second"]
             assert record.attempts[-1].ending is AttemptOutcome.COMPLETED
@@ -188,9 +189,9 @@ async def test_a_misconfigured_engine_does_not_take_all_requests_of_its_pool() -
         Upstream(SERVED[False]) as right,
         running({"both": pool(wrong.url, right.url)}, {"chat": {"tiers": ["both"]}}) as gateway,
     ):
-        assert answered(await ask_all(gateway, False)) == CALLERS
+        assert answered(await ask_all(gateway, False, CALLERS)) == CALLERS
         sent = len(wrong.requests)
-        assert answered(await ask_all(gateway, False)) == CALLERS
+        assert answered(await ask_all(gateway, False, CALLERS)) == CALLERS
         assert len(wrong.requests) - sent <= 2, "the circuit breaker keeps requests away"
 
 
@@ -265,7 +266,7 @@ async def test_request_errors_do_not_take_an_endpoint_down() -> None:
         Upstream(mistake) as second,
         running({"both": pool(first.url, second.url)}, {"chat": {"tiers": ["both"]}}) as gateway,
     ):
-        assert {status for status, _ in await ask_all(gateway, False)} == {400}
+        assert {status for status, _ in await ask_all(gateway, False, CALLERS)} == {400}
         assert {load.health.value for load in gateway.monitor.loads().values()} == {"up"}
 
 

@@ -21,8 +21,7 @@ from gateway.api.inference_request import InferenceRequest
 from gateway.decider import LARGE, MANY, Decider, queued_request
 from gateway.observe.record import RequestOutcome
 from gateway.strict_json import decode, encode
-from gateway.tokenize.deferred_counts import BACKLOG
-from gateway.tokenize.estimator import Estimator
+from gateway.tokenize.estimator import BACKLOG, Estimator
 from gateway.tokenize.prompt_reader import PromptText, TokenizerConfig
 from policies.fleet.fleet import AttemptReport, Fleet
 from policies.latency.answer_lengths import KNOWN_ANSWERS

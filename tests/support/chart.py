@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib
 import re
@@ -33,10 +34,12 @@ def golden(case: str) -> Path:
 
 
 def manifests(text: str) -> list[Manifest]:
-    return [one for one in yaml.safe_load_all(text) if one]
+    return [one for one in yaml.load_all(text, yaml.CSafeLoader) if one]
 
 
+@functools.cache
 def kept(case: str) -> list[Manifest]:
+    """Read once for all tests; no test changes it."""
     return manifests(golden(case).read_text())
 
 

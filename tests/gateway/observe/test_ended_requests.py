@@ -216,7 +216,7 @@ def with_all_that_parts_note(life: RequestTimeline) -> None:
     RESCUE.put(life.record, "rescued")
     life.stalled(ARRIVAL + 0.1)
     won(life)
-    answered(life, attempt(1, AttemptOutcome.COMPLETED, 0.0033, 1.3, kind=AttemptKind.RESCUE, engine_kv_tokens=9000))
+    answered(life, attempt(1, AttemptOutcome.COMPLETED, 0.0033, 1.3, kind=AttemptKind.REST, engine_kv_tokens=9000))
     life.finished(RequestOutcome.COMPLETED, ARRIVAL + 1.3)
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.tokenize import deferred_counts as module
-from gateway.tokenize.deferred_counts import DeferredCounts
+from gateway.tokenize import estimator as module
+from gateway.tokenize.estimator import DeferredCounts
 
 
 class Clock:

@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from backends.interface import Operation
 from gateway.api.inference_request import parse
 from gateway.tokenize.estimator import Estimator
-from gateway.tokenize.prefix_blocks import BLOCK_BYTES
 from gateway.tokenize.prompt import TEXT_EFFORT, Prompt, prompt_of
-from gateway.tokenize.prompt_reader import SHORT, PromptText, TokenizerConfig
+from gateway.tokenize.prompt_reader import BLOCK_BYTES, SHORT, PromptText, TokenizerConfig
 from gateway.tokenize.tokenizers import SEGMENT_MAX, Encoder, encoder
 from policies.latency.token_counts import TokenScale
 from policies.types import PoolEstimate

@@ -7,7 +7,7 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.tokenize.prefix_blocks import BLOCK_BYTES, HASH_BYTES, extend, start
+from gateway.tokenize.prompt_reader import BLOCK_BYTES, HASH_BYTES, extend, start
 
 TEXT = st.binary(max_size=600)
 

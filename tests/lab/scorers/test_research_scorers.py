@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from lab.scorers.research_scorers import PATIENCE, REPLAY_SCORERS, RESEARCH_SCORERS
 from policies.queue.queue_scheduler import QueueScheduler
 from policies.queue.queued_request import QueuedRequest
+from policies.queue_parts import queue_parts
 from policies.routing.decide import decide
 from policies.scorers.scorers import SCORERS
 from policies.types import Candidate, Load, Placement, PoolEstimate, PromptEstimate, RequestView
@@ -63,7 +64,7 @@ def test_equal_endpoints_get_equal_scores(scorer: str) -> None:
 def test_a_research_scorer_is_never_queued(scorer: str) -> None:
     """A baseline represents a router without a queue: it sends at once where `predicted` holds the request."""
     for name, sent in (("predicted", False), (scorer, True)):
-        queue, scheduler = QueueFixture(), QueueScheduler(REPLAY_SCORERS)
+        queue, scheduler = QueueFixture(), QueueScheduler(queue_parts(), REPLAY_SCORERS)
         queue.fill(ONE)
         asked = route(1.0).model_copy(update={"scorer": name})
         view, prompt = RequestView(queue.now, stream=True), PromptEstimate({"small": PoolEstimate(PROMPT)})

@@ -11,6 +11,7 @@ from policies.blame.blame import BLAME
 from policies.fleet.fleet import AttemptReport, Fleet
 from policies.queue.queue_scheduler import QueueScheduler
 from policies.queue.queued_request import HoldRule, QueuedRequest
+from policies.queue_parts import queue_parts
 from policies.rate_limit.bucket import RateLimit
 from policies.routes.route import Route
 from policies.types import (
@@ -40,7 +41,7 @@ class Provider:
     key: int = 0  # of the latest request
 
     def __post_init__(self) -> None:
-        self.scheduler = QueueScheduler()
+        self.scheduler = QueueScheduler(queue_parts())
         budget = {"ttft": {"budget": self.ttft}} if self.ttft else {}
         self.route = Route.model_validate({"name": "chat", "tiers": ["api"], **budget})
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from policies.fleet.engine_load import EngineLoad
 from policies.queue import placement_round, queue_scheduler
 from policies.queue.queue_scheduler import QueueScheduler
+from policies.queue_parts import queue_parts
 from policies.routes.route import ScorerName
 from policies.types import FOREVER, Endpoint, Health, Placement
 from tests.support.queue_fixture import (
@@ -386,7 +387,7 @@ def test_the_rule_that_would_hold_a_request_is_the_one_that_does(budget: float |
     queue = QueueFixture()
     queue.fill(ONE)
     asked = queue.would_hold(tokens=4000, budget=budget)
-    assert (asked and asked.rule.value, asked and asked.endpoint, queue.scheduler.held) == (rule, ONE.id, 0)
+    assert (asked and asked.rule, asked and asked.endpoint, queue.scheduler.held) == (rule, ONE.id, 0)
     assert queue.enter("r", tokens=4000, budget=budget) == []
     assert queue.hold("r") == rule
     queue.release(later=0.03)
@@ -469,7 +470,7 @@ def test_a_request_of_a_scheduler_that_failed_enters_another_as_a_new_one(budget
     queue.fill(ONE)
     assert queue.enter("r", tokens=4000, budget=budget) == []
     held = queue.held("r")
-    queue.scheduler = QueueScheduler()
+    queue.scheduler = QueueScheduler(queue_parts())
     queue.scheduler.enter(held)
     assert (queue.release(), queue.scheduler.held) == ([], 1)
     assert (queue.assigned(), queue.best_effort) == ((["r"], []) if budget > 1 else ([], ["r"]))

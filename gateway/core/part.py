@@ -1,0 +1,47 @@
+"""Part: a feature that hangs on the core; docs/adding-a-part.md shows a whole one.
+
+Rules:
+- The core imports no part and names none; parts never import each other.
+- A part is built once by its class, from the core and its configuration. A class whose section of the configuration is
+  absent builds a part that does nothing, and imports nothing that only the section needs.
+- A part reads the core's values and writes none but its own.
+- Parts start in the order of the list, and close in reverse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+from prometheus_client.registry import Collector
+
+from gateway.observe.record import Record
+
+RecordReader = Callable[[Record], None]
+
+
+class Part:
+    """Every member has a default: a part overrides those that it needs.
+
+    `collectors`: of its metrics, for /metrics. `readers`: of the complete Records of ended requests, in batches, after
+    the last byte of an answer; they never wait.
+    """
+
+    name: ClassVar[str]
+    collectors: Sequence[Collector] = ()
+    readers: Sequence[RecordReader] = ()
+
+    async def start(self) -> None:
+        """Begin to work: the admin port is open, the data port is not yet."""
+
+    def reload(self) -> None:
+        """Follow the Runtime that has just come into force, within the same turn of the loop."""
+
+    def reopen(self) -> None:
+        """Open files again by their names: `logrotate` has renamed them."""
+
+    def drain(self) -> None:
+        """Take no new callers."""
+
+    async def close(self) -> None:
+        """End all work: no request is in progress any more."""
