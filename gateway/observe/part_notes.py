@@ -30,7 +30,7 @@ COMPOSITION = Note[Composition | None](None)  # of the prompt, in tokens
 LINEAGE = Note(NO_LINEAGE)  # earlier prompt of the same conversation, continued or broken by this prompt
 BREAK_COST = Note(NO_COST)  # of the break in it
 RESERVATION = Note[Reservation | None](None)  # against the key's limits, until settled
-ESCALATED = Note("")
+SHORTCOMING = Note("")
 RESCUE = Note("")
 CACHE = Note("")
 TAGS = Note[Sequence[str]](())
@@ -72,7 +72,7 @@ PREFIX_DOCTOR: Own = (
     Column("prefix_break", "", _break, "where the prompt broke with the one before, and what that cost"),
 )
 OTHERS: Own = (
-    Column("escalated", "", ESCALATED.of, "shortcoming of an answer for which another pool was asked"),
+    Column("escalated", "", SHORTCOMING.of, "shortcoming of an answer for which another pool was asked"),
     Column("rescue", "", RESCUE.of, "of a stream that broke: rescued, failed or refused"),
     Column("cache", "", CACHE.of, "hit or miss in the route's cache of answers"),
     Column("tags", "", TAGS.of, "listed tags that the caller named"),

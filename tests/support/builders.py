@@ -21,11 +21,11 @@ from gateway.observe.columns import Note
 from gateway.observe.part_notes import (
     CACHE,
     DIAGNOSIS,
-    ESCALATED,
     LEFT_OUT,
     LINEAGE,
     ON_SCREEN,
     RESCUE,
+    SHORTCOMING,
     SIGHT,
     TAGS,
 )
@@ -89,7 +89,7 @@ ORIGINS = {"asked": AskedFacts, "budgets": Budgets, "placed": Placed, "answer": 
 NOTES: dict[str, Note[Any]] = {
     "diagnosis": DIAGNOSIS,
     "lineage": LINEAGE,
-    "escalated": ESCALATED,
+    "escalated": SHORTCOMING,
     "rescue": RESCUE,
     "cache": CACHE,
     "tags": TAGS,

@@ -21,10 +21,10 @@ from gateway.observe.part_notes import (
     CACHE,
     COMPOSITION,
     DIAGNOSIS,
-    ESCALATED,
     LEFT_OUT,
     LINEAGE,
     RESCUE,
+    SHORTCOMING,
     SIGHT,
     TAGS,
     AnswerSight,
@@ -111,7 +111,7 @@ class RequestMetrics:
         self._labels = labels
         self._by_note: Mapping[Note[Any], Callable[[Record, Any], None]] = {
             DIAGNOSIS: self._count_cause,
-            ESCALATED: self._count_escalation,
+            SHORTCOMING: self._count_escalation,
             CACHE: self._count_cached,
             RESCUE: self._count_rescue,
             SIGHT: self._count_sight,

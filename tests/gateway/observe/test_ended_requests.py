@@ -24,7 +24,7 @@ from gateway.api.inference_request import InferenceRequest
 from gateway.observe.logs import terminal_line
 from gateway.observe.metrics.loop_lag import LoopLag
 from gateway.observe.metrics.request_metrics import RequestMetrics, ServedLabels
-from gateway.observe.part_notes import CACHE, ESCALATED, HIT, LEFT_OUT, MISS, RESCUE, SIGHT, TAGS, AnswerSight
+from gateway.observe.part_notes import CACHE, HIT, LEFT_OUT, MISS, RESCUE, SHORTCOMING, SIGHT, TAGS, AnswerSight
 from gateway.observe.prefix_doctor import PrefixDoctor
 from gateway.observe.record import AttemptRecord, Record, RequestOutcome, Stage, TokenGaps
 from gateway.observe.recorder import Recorder
@@ -210,7 +210,7 @@ def with_all_that_parts_note(life: RequestTimeline) -> None:
     begun(life, CHAT)
     TAGS.put(life.record, ("team=a", "project=b"))
     CACHE.put(life.record, MISS)
-    ESCALATED.put(life.record, "empty")
+    SHORTCOMING.put(life.record, "empty")
     LEFT_OUT.put(life.record, {"seed": "seed", "x-mine": "other"})
     RESCUE.put(life.record, "failed")
     RESCUE.put(life.record, "rescued")

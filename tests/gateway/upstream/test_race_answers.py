@@ -9,7 +9,7 @@ import pytest
 
 from backends.failures import LATE, NOT_ASSEMBLED, STOPPED
 from gateway.api.api_error import ApiError
-from gateway.observe.part_notes import ESCALATED
+from gateway.observe.part_notes import SHORTCOMING
 from gateway.observe.record import RequestOutcome
 from gateway.upstream.routed_request import WHOLE_ANSWER
 from policies.attempts.pending_attempt import first_token_limit
@@ -108,7 +108,7 @@ async def test_a_hanging_answer_of_a_second_pool_is_not_awaited_for_a_caller_tha
                 await second.until(lambda seen: len(seen.requests) == 1)
             await second.until(lambda seen: seen.hangups == 1)
     record = last(gateway)
-    assert (record.end, ESCALATED.of(record)) == (RequestOutcome.CLIENT_GONE, "length")
+    assert (record.end, SHORTCOMING.of(record)) == (RequestOutcome.CLIENT_GONE, "length")
     assert [each.ending for each in record.attempts] == [AttemptOutcome.COMPLETED, AttemptOutcome.CANCELLED]
 
 

@@ -6,8 +6,8 @@ import asyncio
 
 from gateway.config.models import PickSection
 from gateway.downstream.intake import Intake
-from gateway.picker.grpc_port import GrpcServer
-from gateway.picker.picker_service import PickerService
+from gateway.parts.picker.grpc_port import GrpcServer
+from gateway.parts.picker.picker_service import PickerService
 from gateway.process import BACKLOG, PICK_KEY, bind, naming, url_of
 
 

@@ -20,8 +20,8 @@ from time import monotonic
 from typing import Any
 
 from backends.interface import BackendRequest, Operation
-from gateway.core.hooks import NO_HOOKS, Ask, Hooked, Hooks, RoutePlan
-from gateway.runtime import RuntimeHolder
+from gateway.core.hooks import NO_HOOKS, Ask, Hooks, RoutePlan
+from gateway.core.part import Part
 from gateway.strict_json import decode
 from gateway.synthetic_request import PING, send_synthetic, synthetic
 from gateway.tokenize.estimator import Estimator
@@ -31,7 +31,7 @@ from gateway.tokenize.prompt_reader import PromptText
 from gateway.upstream.attempt import WireAttempt
 from gateway.upstream.race import Race
 from gateway.upstream.upstream import EVERYWHERE, Upstream
-from policies.fleet.fleet import Fleet
+from gateway.wiring import Core
 from policies.prefix_cache.warm_up import (
     CONCURRENCY,
     MIN_INTERVAL,
@@ -129,13 +129,15 @@ MAPPED = 8  # prefixes of a pool in the map
 ANY_ROOM = 1 << 40  # blocks
 
 
-class CacheWarming(Hooked):
+class CacheWarming(Part):
     """Runs in a single process of the workers between `start` and `close`; keeps no prompts unless started."""
 
-    def __init__(self, fleet: Fleet, estimator: Estimator, runtime: RuntimeHolder) -> None:
-        self.fleet = fleet
-        self.estimator = estimator
-        self.runtime = runtime
+    def __init__(self, core: Core) -> None:
+        self.fleet = core.fleet
+        self.estimator = core.estimator
+        self.runtime = core.runtime
+        self._is_leader = core.is_leader
+        core.admin.map_prefixes = self.prefix_map
         self.hot: dict[str, HotPrefixes[SavedPrompt]] = {}
         self._busy: dict[str, asyncio.Task[None]] = {}
         self._warmed_at: dict[str, float] = {}
@@ -155,7 +157,9 @@ class CacheWarming(Hooked):
         if shared != [*self.hot]:  # the shares of memory change
             self.hot = {name: HotPrefixes[SavedPrompt](KEPT // len(shared)) for name in shared}
 
-    def start(self) -> None:
+    async def start(self) -> None:
+        if not self._is_leader:
+            return
         self._began = monotonic()
         self._task = asyncio.get_running_loop().create_task(self._look_forever())
         self.reload()

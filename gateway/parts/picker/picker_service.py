@@ -10,10 +10,10 @@ from backends.ext_proc.protobuf import number, sized
 from gateway.api.request_ids import request_id_of
 from gateway.downstream.intake import Intake
 from gateway.observe.recorder import Recorder
-from gateway.picker.envoy_log import STREAM_LOGS, EnvoyLogs
-from gateway.picker.envoy_request import EnvoyRequest
-from gateway.picker.grpc_server import INVALID_ARGUMENT, UNIMPLEMENTED, Call, GrpcError, MessageTooLongError
-from gateway.picker.picker import Picker
+from gateway.parts.picker.envoy_log import STREAM_LOGS, EnvoyLogs
+from gateway.parts.picker.envoy_request import EnvoyRequest
+from gateway.parts.picker.grpc_server import INVALID_ARGUMENT, UNIMPLEMENTED, Call, GrpcError, MessageTooLongError
+from gateway.parts.picker.picker import Picker
 
 PROCESS = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 HEALTH = "/grpc.health.v1.Health/Check"
