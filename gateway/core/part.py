@@ -11,7 +11,6 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import ClassVar
 
 from prometheus_client.registry import Collector
 
@@ -30,7 +29,6 @@ class Part(Hooked):
     the last byte of an answer; they never wait.
     """
 
-    name: ClassVar[str]
     collectors: Sequence[Collector] = ()
     readers: Sequence[RecordReader] = ()
 

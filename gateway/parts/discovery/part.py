@@ -9,8 +9,6 @@ from gateway.wiring import Core
 
 
 class DiscoveryPart(Part):
-    name = "discovery"
-
     def __init__(self, core: Core) -> None:
         self._core, self.found = core, Discovery()
         self.collectors = (self.found,)

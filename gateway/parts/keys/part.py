@@ -16,8 +16,6 @@ from gateway.wiring import Core
 
 
 class KeysPart(Part):
-    name = "keys"
-
     def __init__(self, core: Core) -> None:
         self._core = core
         self.keyring: Keyring | None = None

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
 
 class KvEventsPart(Part):
-    name = "kv_events"
-
     def __init__(self, core: Core) -> None:
         self._core = core
         self._events: KvEvents | None = None

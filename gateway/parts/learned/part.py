@@ -9,8 +9,6 @@ from gateway.wiring import Core
 
 
 class LearnedPart(Part):
-    name = "learned"
-
     def __init__(self, core: Core) -> None:
         self._keeper: LearnedKeeper | None = None
         if (store := state_store(core.config.state, core.find(RedisClient))) is not None:

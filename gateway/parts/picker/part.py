@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 class PickerPart(Part):
     """`server` None: the configuration has no port for it."""
 
-    name = "picker"
-
     def __init__(self, core: Core) -> None:
         self._core, self._section = core, core.config.pick
         self.server: PickerServer | None = None

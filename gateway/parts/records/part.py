@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 
 class RecordsPart(Part, Collector):
-    name = "records"
-
     def __init__(self, core: Core) -> None:
         self._recorder, worker, config = core.recorder, core.worker, core.config
         self._access_log: AccessLog | None = None

@@ -19,8 +19,6 @@ from gateway.wiring import Core
 class ReplicasPart(Part, Collector):
     """Offers the RedisClient and its quotas to other parts."""
 
-    name = "replicas"
-
     def __init__(self, core: Core) -> None:
         self.client: RedisClient | None = None
         self.collectors = [self]

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 class TelemetryPart(Part):
     """`telemetry` None: there is no collector."""
 
-    name = "telemetry"
-
     def __init__(self, core: Core) -> None:
         self._core, section = core, core.config.telemetry
         self.telemetry: Telemetry | None = None

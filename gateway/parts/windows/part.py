@@ -7,8 +7,6 @@ from gateway.wiring import Core
 
 
 class WindowsPart(Part):
-    name = "windows"
-
     def __init__(self, core: Core) -> None:
         self._history = core.admin.history if core.worker is None else None
 

@@ -32,8 +32,6 @@ ANSWERED = (AttemptOutcome.COMPLETED, AttemptOutcome.REFUSED)
 class WitnessPart(Part):
     """Runs between the construction and `close`."""
 
-    name = "witness"
-
     def __init__(self, core: Core) -> None:
         self._fleet = core.fleet
         self._estimator = core.estimator

@@ -7,8 +7,6 @@ from gateway.wiring import Core
 
 
 class WorkersPart(Part):
-    name = "workers"
-
     def __init__(self, core: Core) -> None:
         self._worker, self._knows = core.worker, core.fleet.view.knows
         if self._worker is not None:
