@@ -306,7 +306,7 @@ async def test_replicas_share_answers_through_redis() -> None:
             for gateway in (one, two):
                 await eventually(lambda gateway=gateway: gateway.part(AnswerCache).store._redis.up)
             first = await sent(one, COLD)
-            await eventually(lambda: not one.answers._pipeline.busy)  # type: ignore[attr-defined]
+            await eventually(lambda: not one.part(AnswerCache).store._pipeline.busy)  # type: ignore[attr-defined]
             second = await sent(two, COLD)
             assert (first[0], second[0].partition(";")[0], len(api.requests)) == ("miss", "hit", 0)
             assert first[1] == second[1]
