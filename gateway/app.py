@@ -30,7 +30,7 @@ from gateway.config.models import Config, Key
 from gateway.core.hooks import Plans
 from gateway.data_port import DataPort
 from gateway.decider import Decider
-from gateway.downstream.intake import Intake
+from gateway.downstream.limits import Intake
 from gateway.fleet.discovery import Discovery
 from gateway.fleet.endpoint_poll import PollTarget
 from gateway.fleet.learned_keeper import LearnedKeeper, state_store
@@ -70,7 +70,7 @@ from policies.types import Pool
 if TYPE_CHECKING:
     from gateway.fleet.kv_event_listener import KvEvents
     from gateway.observe.otel.telemetry import Telemetry
-    from gateway.picker.picker_server import PickerServer
+    from gateway.picker.picker_service import PickerServer
 
 
 class Gateway:
@@ -230,8 +230,7 @@ class Gateway:
             return None
         from gateway.picker.llm_d_metrics import LlmDMetrics
         from gateway.picker.picker import Picker
-        from gateway.picker.picker_server import PickerServer
-        from gateway.picker.picker_service import PickerService
+        from gateway.picker.picker_service import PickerServer, PickerService
 
         self.registry.register(LlmDMetrics(self.fleet.view.pool_of, self.monitor.loads, self._routes, self.queue.depth))
         service = PickerService(

@@ -29,7 +29,7 @@ from gateway.core.hooks import Ask
 from gateway.decider import Decider
 from gateway.downstream.answer_headers import gateway_headers, waiting_headers
 from gateway.downstream.http_request import HttpRequest
-from gateway.downstream.intake import SMALL_BODY
+from gateway.downstream.limits import SMALL_BODY
 from gateway.downstream.stream_comments import StreamComments
 from gateway.observe.record import RequestOutcome, Stage
 from gateway.observe.recorder import Recorder

@@ -36,8 +36,8 @@ from gateway.observe.metrics.series import counter
 from gateway.observe.record import Record, RequestOutcome
 from gateway.observe.recorder import Recorder
 from gateway.observe.timeline import RequestTimeline
+from policies.latency.answer_lengths import LongestAnswers
 from policies.quota.key_limits import HEAD_CLAIM, NANO, Claim, KeyLimits, QuotaLimit, RefusalCause, Reservation
-from policies.quota.longest_answers import LongestAnswers
 from policies.routes.route import Route
 from policies.types import Pool, PromptEstimate
 

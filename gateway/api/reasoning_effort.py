@@ -14,7 +14,7 @@ from typing import Any
 from msgspec import Raw
 
 from gateway.strict_json import decode
-from policies.routes.efforts import EFFORTS
+from policies.routes.when import EFFORTS
 
 MOST = 10_000_000  # tokens, beyond which a budget is none
 SWITCHED_ON = "medium"  # of thinking that is switched on without an effort or a budget: OpenAI's default

@@ -25,9 +25,8 @@ from backends.interface import Operation
 from backends.translation.registry import RESPONSES_TO_CHAT
 from gateway.api.api_error import ApiError, retry_later
 from gateway.api.request_ids import new_request_id
-from gateway.downstream.http_request import HttpRequest, too_large
-from gateway.downstream.intake import SMALL_BODY
-from gateway.downstream.response_writer import ResponseWriter
+from gateway.downstream.http_request import HttpRequest, ResponseWriter, too_large
+from gateway.downstream.limits import SMALL_BODY
 from gateway.responses.answer_frames import AnswerFrames, LastResponse, refusal_message
 from gateway.responses.kept_turns import KeptTurn, KeptTurns
 from gateway.responses.socket_turn import SocketTurn, UnmatchedOutput, read_turn

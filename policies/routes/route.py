@@ -32,7 +32,7 @@ from pydantic import (
     model_validator,
 )
 
-from policies.prefix_doctor.mends import RepairRule
+from policies.prefix_doctor.break_class import RepairRule
 from policies.routes.levels import MOST_ATTEMPTS, MOST_RETRIES, AttemptRules, FailureCause, drawn_order
 from policies.routes.region import RoutedRegions
 from policies.routes.when import When

@@ -23,7 +23,7 @@ WALL = re.compile(r"from time import [^\n]*\btime(_ns)?\b|\btime\.time(_ns)?\(|d
 DAY = 86_400.0
 SLOW: Script = [STREAM_HEAD + chunk(TOKEN), GATE, chunk(FINISH + DONE) + LAST_CHUNK]
 READERS = {
-    "backends/waiting_times.py": "a time to wait that is a date",
+    "backends/rate_limit_headers.py": "a time to wait that is a date",
     "backends/translation/chat_to_messages/answer.py": "`created` of a chat's chunks",
     "gateway/admin/gateway_admin.py": "ages on a page",
     "gateway/admission/local_quotas.py": "the calendar month, by SteadyWall",
