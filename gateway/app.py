@@ -21,13 +21,11 @@ from gateway.admin.gateway_admin import GatewayAdmin
 from gateway.admission.key_file import FileKeys
 from gateway.admission.keyring import Keyring
 from gateway.admission.local_quotas import LocalQuotas
-from gateway.admission.quotas import Admission, Quotas
 from gateway.admission.redis_keys import RedisKeys
 from gateway.cache_warming import CacheWarming
 from gateway.cluster.gossip import new_group
 from gateway.config.endpoint_section import Discovered
 from gateway.config.models import Config, Key
-from gateway.core.hooks import Plans
 from gateway.data_port import DataPort
 from gateway.decider import Decider
 from gateway.downstream.limits import Intake
@@ -44,8 +42,16 @@ from gateway.observe.trace_context import Tracer
 from gateway.parts.answers.answer_cache import AnswerCache
 from gateway.parts.answers.answer_stores import answer_store
 from gateway.parts.caller_keys.caller_keys import CallerKeys
+from gateway.parts.comments.stream_comments import Comments
 from gateway.parts.counts.count_replies import CountReplies
+from gateway.parts.escalation.answer_quality import Escalations
+from gateway.parts.quotas.quotas import Admission, Quotas
 from gateway.parts.repair.prompt_repairs import Repairs
+from gateway.parts.rescue.rescue import Rescues
+from gateway.parts.responses.kept_state import KeptState
+from gateway.parts.responses.responses_sockets import ResponsesSockets
+from gateway.parts.responses.stored_responses import StoredPaths
+from gateway.parts.tags.tags import Tags
 from gateway.process import ADMIN_KEY, HANDLER_GRACE, LISTEN_KEY, bind, naming, serve_app, url_of
 from gateway.proxy import Proxy
 from gateway.records.record_logs import RecordLogs
@@ -189,21 +195,26 @@ class Gateway:
             on_dispatched=self.queue.on_dispatched,
             saturated=lambda: self.queue.saturated,
         )
+        self.rescues = Rescues(self.fleet, dispatcher.run)
+        self.escalations = Escalations(self.runtime.current.routes.all)
         self.answer_cache = AnswerCache(self.answers, config.state.answer_bytes)
-        parts = (
-            *(Repairs(self.decider), CallerKeys(self.runtime), CountReplies()),
-            *(self.answer_cache, self.cache_warming),
-        )
-        plans = Plans([part.on for part in parts])
         self.proxy = Proxy(
             runtime=self.runtime,
             decider=self.decider,
-            reader=RequestReader(self.runtime, self.decider, dispatcher.operations, plans),
+            reader=RequestReader(self.runtime, self.decider, dispatcher.operations),
             queue=self.queue,
             dispatcher=dispatcher,
             recorder=self.recorder,
-            admission=Admission(quotas, self.recorder, self.registry),
             tracer=None if self.telemetry is None else Tracer(config.telemetry.traces),
+        )
+        self.admission = Admission(quotas, self.decider, self.recorder, self.registry)
+        self.sockets = ResponsesSockets(self.proxy)
+        self.proxy.attach(
+            [
+                *(Tags(), self.admission, Repairs(self.decider), KeptState(self.decider), CallerKeys(self.runtime)),
+                *(Comments(), CountReplies(), self.answer_cache, self.cache_warming),
+                *(StoredPaths(self.proxy), self.sockets, self.rescues, self.escalations),
+            ]
         )
         self.admin = GatewayAdmin(
             registry=self.registry,
@@ -346,6 +357,8 @@ class Gateway:
         self.estimator.reload(tokenizers(new.config))
         self.queue.reload(replaced)
         self.proxy.dispatcher.reload(routes)
+        self.rescues.reload()
+        self.escalations.reload(routes)
         self.data_port.reload(new.config.defaults.max_body)
         self.cache_warming.reload()
         if self.keyring is not None:

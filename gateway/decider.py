@@ -9,7 +9,6 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from random import random
 from time import monotonic
 from typing import Any, TypeVar
@@ -25,8 +24,8 @@ from policies.fleet.fleet import Fleet
 from policies.queue.queued_request import QueuedRequest
 from policies.routes.route import Route
 from policies.routes.when import class_of
-from policies.routing.candidates import is_count_needed, uncached_tokens
 from policies.routing.decide import decide
+from policies.routing.prompt_counts import is_count_needed, uncached_tokens
 from policies.types import UNUSABLE, Decision, PrefixBlocks, PromptEstimate, Quantiles
 
 T = TypeVar("T")
@@ -86,8 +85,8 @@ class Decider:
         estimate = await self._read(text, expected)
         if not estimate.counted:
             now = monotonic()
-            pools, may_use_api = self.fleet.snapshot(now).pools, partial(self.fleet.view.may_use_api, route, now=now)
-            if request.operation in TOKEN_COUNTS or is_count_needed(route, estimate, cap, pools, may_use_api):
+            pools, spent = self.fleet.snapshot(now).pools, self.fleet.view
+            if request.operation in TOKEN_COUNTS or is_count_needed(route, estimate, cap, pools, spent, now):
                 estimate = await self._count(text, expected)
             else:
                 self.counts.add(text.prompt.size, self.estimator.count(text))

@@ -9,36 +9,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from time import monotonic
 
 from backends.interface import Operation
 from gateway.admission.auth import Tenant
-from gateway.admission.quotas import Admission
-from gateway.api import threads
 from gateway.api.api_error import ApiError, internal, stopped
 from gateway.api.cors import ASKED_METHOD
 from gateway.api.model_list import model_list, model_object
-from gateway.api.paths import MODEL, MODELS, STORED, canonical
+from gateway.api.paths import MODEL, MODELS, canonical
 from gateway.api.request_ids import request_id_of
-from gateway.api.tags import listed_tags
-from gateway.core.hooks import Ask
+from gateway.core.hooks import Ask, Hooked, Plans, SidePath, SocketPath
 from gateway.decider import Decider
-from gateway.downstream.answer_headers import gateway_headers, waiting_headers
+from gateway.downstream.answer_headers import gateway_headers
 from gateway.downstream.http_request import HttpRequest
 from gateway.downstream.limits import SMALL_BODY
-from gateway.downstream.stream_comments import StreamComments
 from gateway.observe.record import RequestOutcome, Stage
 from gateway.observe.recorder import Recorder
 from gateway.observe.timeline import RequestTimeline
 from gateway.observe.trace_context import Tracer
 from gateway.refusals import not_found, origin_refused, outcome_of, reject_unplaced, wrong_method
-from gateway.request_reader import STATEFUL, RequestReader
-from gateway.responses.responses_sockets import ResponsesSockets, TurnHandlers, offers_websocket, websocket_refused
-from gateway.responses.stored_responses import READ_WAIT, LargeReplies, StoredResponses
+from gateway.request_reader import RequestReader
 from gateway.runtime import RuntimeHolder
 from gateway.scheduler import QueueTimeout, RequestQueue
 from gateway.strict_json import encode
@@ -47,16 +39,17 @@ from gateway.upstream.race import Race
 from gateway.upstream.relay import Relay
 from gateway.upstream.routed_request import RoutedRequest
 from gateway.upstream.upstream import Upstream
-from policies.quota.key_limits import Claim
 from policies.routes.route import Route
 from policies.types import Decision, Placement
 
 log = logging.getLogger("firsttoken")
 
-Answer = Callable[[HttpRequest, Tenant, RequestTimeline], Awaitable[None]]
 ALIASES = {"/rerank": Operation.RERANK, "/v2/rerank": Operation.RERANK, "/score": Operation.SCORE}
 OPERATIONS = {operation.value: operation for operation in Operation} | ALIASES
 LABELS = {operation: operation.name.lower() for operation in Operation}
+
+
+Aside = Callable[[HttpRequest, Tenant, RequestTimeline], Awaitable[None]]  # writes an answer, or raises ApiError
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -69,18 +62,29 @@ class Proxy:
     queue: RequestQueue
     dispatcher: Dispatcher
     recorder: Recorder
-    admission: Admission
     tracer: Tracer | None = None
     draining: bool = False  # each answer is the last of its connection
-    large_replies: LargeReplies = field(default_factory=LargeReplies)
-    sockets: ResponsesSockets = field(default_factory=ResponsesSockets)
+    side_paths: Mapping[str, SidePath] = field(default_factory=dict)
+    socket_paths: Mapping[str, SocketPath] = field(default_factory=dict)
+    methods: Mapping[str, Sequence[str]] = field(default_factory=dict)  # by path; set by `attach`
     stopping: bool = False  # a task cancelled now is cancelled by the gateway, not by the caller
+
+    def attach(self, parts: Sequence[Hooked]) -> None:
+        """Let parts hang on requests, and serve paths of their own. Called once, when all are built."""
+        self.plans.attach(parts)
+        self.side_paths = {path: side for part in parts for path, side in part.side_paths.items()}
+        self.socket_paths = {path: served for part in parts for path, served in part.socket_paths.items()}
+        self.methods = {**METHODS, **{path: side.methods for path, side in self.side_paths.items()}}
+
+    @property
+    def plans(self) -> Plans:
+        return self.reader.plans
 
     async def handle(self, http: HttpRequest) -> None:
         """Route by path. An unknown path never gets further than this."""
         if self.draining:
             http.keep_alive = False
-        if http.path not in METHODS:
+        if http.path not in self.methods:
             http.path, http.model = canonical(http.path)
         if (cors := self.runtime.current.cors) is not None:
             http.lines = cors.lines(http.headers)
@@ -91,20 +95,20 @@ class Proxy:
             http.refuse(refusal)
         elif http.method == "OPTIONS":
             self.preflight(http)
-        elif http.path in STORED:
-            await self.aside(http, LABELS[Operation.RESPONSES], self.answer_stored)
-        elif http.websocket is not None and http.path == Operation.RESPONSES.value:
-            await self.websocket(http)
+        elif (side := self.side_paths.get(http.path)) is not None:
+            await self.aside(http, side.operation, side.answer)
+        elif http.websocket is not None and http.path in self.socket_paths:
+            await self.websocket(http, self.socket_paths[http.path])
         else:
             GETS[http.path](self, http)
 
     def precheck(self, http: HttpRequest) -> ApiError | None:
         """The reason to refuse a request by the head alone, before the body has arrived."""
-        if http.path not in METHODS:
+        if http.path not in self.methods:
             http.path, http.model = canonical(http.path)
-        if http.path == Operation.RESPONSES.value and offers_websocket(http):
-            return self.precheck_websocket(http)
-        if (methods := METHODS.get(http.path)) is None:
+        if offers_websocket(http) and (socket := self.socket_paths.get(http.path)) is not None:
+            return socket.precheck(http)
+        if (methods := self.methods.get(http.path)) is None:
             return not_found(http.path)
         if (
             http.method == "OPTIONS"
@@ -116,63 +120,45 @@ class Proxy:
             return wrong_method(methods)
         if http.path in PROBES:
             return None
-        try:
-            tenant = self.reader.authorize(http)
-        except ApiError as refusal:
-            return refusal
-        return self.admission.check(tenant) if http.path in OPERATIONS and has_large_body(http) else None
+        if http.path in OPERATIONS and has_large_body(http):
+            return self.precheck_key(http)
+        return self.precheck_caller(http)
 
-    def precheck_websocket(self, http: HttpRequest) -> ApiError | None:
-        offer = http.websocket
-        if not self.runtime.current.config.server.websockets or offer is None or not offer.is_acceptable:
-            return websocket_refused()
-        if self.draining:
-            return stopped()
+    def precheck_caller(self, http: HttpRequest) -> ApiError | None:
+        """The reason to refuse a caller by the key alone."""
         try:
             self.reader.authorize(http)
         except ApiError as refusal:
             return refusal
         return None
 
-    def precheck_turn(self, http: HttpRequest) -> ApiError | None:
-        """The reason to refuse a turn of a WebSocket before it is read: its key, or the key's limits."""
+    def precheck_key(self, http: HttpRequest) -> ApiError | None:
+        """The same, and the limits of the key."""
         try:
-            return self.admission.check(self.reader.authorize(http))
+            tenant = self.reader.authorize(http)
         except ApiError as refusal:
             return refusal
+        checked = (check(tenant) for check in self.plans.door(self.runtime.current).check)
+        return next(filter(None, checked), None)
 
-    async def websocket(self, http: HttpRequest) -> None:
-        """Serve Responses over a WebSocket; each turn checks the key again."""
-        tenant, most = self.reader.authorize(http), self.runtime.current.config.server.max_connections
-        handlers = TurnHandlers(
-            infer=partial(self.infer, operation=Operation.RESPONSES),
-            aside=self.answer_turn,
-            precheck=self.precheck_turn,
-        )
+    async def websocket(self, http: HttpRequest, socket: SocketPath) -> None:
         try:
-            await self.sockets.serve(http, self.reader.caller(http, tenant), most, handlers, lambda: self.draining)
+            await socket.serve(http)
         except ApiError as refusal:
             http.refuse(refusal)
 
-    async def answer_turn(self, http: HttpRequest, write: Callable[[HttpRequest], None]) -> None:
-        """Answer a turn of a WebSocket for which no backend is asked."""
-
-        async def answer(http: HttpRequest, tenant: Tenant, timeline: RequestTimeline) -> None:
-            write(http)
-            timeline.delivered(200, monotonic())
-
-        await self.aside(http, LABELS[Operation.RESPONSES], answer)
-
-    async def aside(self, http: HttpRequest, operation: str, answer: Answer) -> None:
+    async def aside(self, http: HttpRequest, operation: str, answer: Aside) -> None:
         """Answer a request that is no inference, and emit a Record. It counts as a request of its key."""
         with self.recorder.timeline(http.arrival) as timeline:
             timeline.identified(request_id_of(http.headers), operation, None)
             try:
                 tenant = self.reader.authorize(http)
                 timeline.authorized(tenant.name)
-                self.admission.enter(tenant, http.fault, timeline)
-                if tenant.limits is not None:
-                    await self.admission.claim(tenant, tenant.limits, Claim(), timeline)
+                door = self.plans.door(self.runtime.current)
+                for enter in door.enter:
+                    enter(http, tenant, timeline)
+                for claim in door.aside:
+                    await claim(http, tenant, timeline)
                 await answer(http, tenant, timeline)
             except ApiError as refusal:
                 end = RequestOutcome.UNAVAILABLE if refusal.status >= 500 else RequestOutcome.REFUSED
@@ -184,29 +170,12 @@ class Proxy:
             except Exception:
                 self.internal_error(http, timeline)
 
-    async def answer_stored(self, http: HttpRequest, tenant: Tenant, timeline: RequestTimeline) -> None:
-        """From the endpoint with the response."""
-        runtime = self.runtime.current
-        routes = [route for route in runtime.routes.all if tenant.may_use(route.name)]
-        stored = StoredResponses(
-            key=tenant.name,
-            upstream=partial(self.upstream_of, http, routes),
-            masked_pools=runtime.masked_pools,
-            ids=runtime.state_ids(tenant),
-            large=self.large_replies,
-        )
-        async with AsyncExitStack() as until_read:
-            status, body = await stored.answer(http, runtime.endpoints(*routes), until_read)
-            http.respond(status, body, gateway_headers(timeline, monotonic()))
-            timeline.delivered(status, monotonic())
-            await http.writer.drain(READ_WAIT)
-
     def upstream_of(self, http: HttpRequest, routes: Sequence[Route], endpoint: str) -> Upstream:
         """An endpoint of these routes as the caller uses it."""
         runtime = self.runtime.current
         upstreams, pool = runtime.upstreams, runtime.upstreams[endpoint].pool
         route = next(route for route in routes if pool in route.pools)
-        for sends in self.reader.plans.of(runtime, route, Operation.RESPONSES).sends:
+        for sends in self.plans.of(runtime, route, Operation.RESPONSES).sends:
             upstreams = sends(http, upstreams)
         return upstreams[endpoint]
 
@@ -239,28 +208,23 @@ class Proxy:
         http, timeline, reader = ask.http, ask.timeline, self.reader
         ask.tenant = tenant = reader.authorize(http)
         timeline.authorized(tenant.name)
-        if http.fault is not None or tenant.limits is not None:
-            self.admission.enter(tenant, http.fault, timeline)
+        door = self.reader.plans.door(ask.runtime)
+        for enter in door.enter:
+            enter(http, tenant, timeline)
+        if http.fault is not None:
+            raise http.fault
         timeline.end_stage(Stage.READ)
         await reader.parse(ask)
         timeline.end_stage(Stage.PARSE)
-        if listed := ask.runtime.config.telemetry.tags:
-            timeline.tagged(listed_tags(listed, http.headers, ask.request.body))
+        for parsed in door.parsed:
+            parsed(ask)
         reader.find_route(ask)
         timeline.routed(ask.request, ask.route)
         for read in ask.plan.read:
             await read(ask)
-        if ask.operation in STATEFUL:
-            await reader.open_state(ask)
-        keepalive = ask.runtime.config.defaults.keepalive if ask.route.keepalive is None else ask.route.keepalive
-        if ask.request.stream and keepalive != "off":
-            http.comments = StreamComments(http, keepalive, partial(waiting_headers, timeline))
         await reader.estimate(ask)
-        if tenant.limits is not None:
-            count = partial(self.decider.counted, ask.request, ask.route, tenant, ask.estimate)
-            ask.estimate = await self.admission.reserve(
-                tenant, tenant.limits, ask.estimate, ask.request, ask.route, ask.runtime.pools, timeline, count
-            )
+        for admit in ask.plan.admit:
+            await admit(ask)
         for answer in ask.plan.answer:
             if await answer(ask):
                 return None
@@ -270,8 +234,6 @@ class Proxy:
             for unplaced in ask.plan.unplaced:
                 if unplaced(ask, decision):
                     return None
-            if ask.request.pinned and threads.has_thread(ask.request):
-                raise threads.not_found()  # the client begins the thread anew, at another endpoint
             reject_unplaced(decision)
         return self.routed(ask, decision)
 
@@ -311,11 +273,13 @@ class Proxy:
             path=ask.http.path,
             masked_pools=current.masked_pools,
             idle=config.defaults.stream_idle,
+            judged=bool(ask.plan.judge),
+            rewrite=ask.rewrite,
         )
 
     async def race(self, ask: Ask, routed: RoutedRequest) -> None:
         """Relay an answer. Raises ApiError before the first token."""
-        race = Race(self.dispatcher, routed, ask.relay or Relay(ask.http))
+        race = Race(self.dispatcher, routed, ask.relay or Relay(ask.http), ask.plan)
         try:
             await race.run()
         finally:
@@ -340,8 +304,6 @@ class Proxy:
         request.headers = {name: headers[name] for name in ask.runtime.wanted_headers if name in headers}
         request.unfit, request.translated = {}, {}
         request.cache_groups = {}
-        if threads.has_thread(request) and not ask.runtime.keeps_threads(ask.route):
-            raise threads.unsupported()
         await self.reader.estimate(ask)
 
     def refuse(
@@ -367,7 +329,7 @@ class Proxy:
         """A browser asks whether a page may send a request. It sends no key with the question."""
         cors = self.runtime.current.cors
         assert cors is not None  # by `precheck`
-        http.respond(200, b"", cors.preflight(http.headers, METHODS[http.path]))
+        http.respond(200, b"", cors.preflight(http.headers, self.methods[http.path]))
 
     def models(self, http: HttpRequest) -> None:
         """List the names open to the caller's key: routes, aliases, models of pools."""
@@ -401,7 +363,11 @@ class Proxy:
 
 PROBES = {"/health": Proxy.health, "/ready": Proxy.ready}  # for anyone: kubelet names the address of a pod as Host
 GETS = {MODELS: Proxy.models, MODEL: Proxy.model, **PROBES}
-METHODS = {**dict.fromkeys(OPERATIONS, ("POST",)), **dict.fromkeys(GETS, ("GET", "HEAD")), **STORED}
+METHODS = {**dict.fromkeys(OPERATIONS, ("POST",)), **dict.fromkeys(GETS, ("GET", "HEAD"))}
+
+
+def offers_websocket(http: HttpRequest) -> bool:
+    return http.method == "GET" and http.headers.get("upgrade", "").lower() == "websocket"
 
 
 def has_large_body(http: HttpRequest) -> bool:

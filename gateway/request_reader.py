@@ -1,20 +1,15 @@
-"""Steps of a request before the queue: key, route, stored state, estimate."""
+"""Steps of a request before the queue: key, body, route, estimate."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from backends.interface import Operation
 from gateway.admission.auth import ANYONE, Tenant
-from gateway.api import responses_dialect, threads
 from gateway.api.operation_fit import OperationFit
-from gateway.api.state_ids import open_request
 from gateway.core.hooks import Ask, Plans
 from gateway.decider import Decider
 from gateway.downstream.http_request import HttpRequest, caller_address
 from gateway.runtime import RuntimeHolder
-
-STATEFUL = frozenset({*responses_dialect.OPERATIONS, Operation.MESSAGES})  # may refer to state of an endpoint
 
 
 @dataclass(slots=True, eq=False)
@@ -24,7 +19,7 @@ class RequestReader:
     runtime: RuntimeHolder
     decider: Decider
     operations: OperationFit
-    plans: Plans
+    plans: Plans = field(default_factory=Plans)
 
     def authorize(self, http: HttpRequest) -> Tenant:
         """Raises ApiError for a caller without right: a web page where no key is required, or a wrong key."""
@@ -52,21 +47,6 @@ class RequestReader:
         if ask.tenant.routes is not None:
             routes.admit(ask.tenant, ask.named.route, model, headers)
         ask.plan = self.plans.of(ask.runtime, ask.named.route, ask.operation)
-
-    async def open_state(self, ask: Ask) -> None:
-        """Find the endpoint with the state that a request of a STATEFUL operation refers to. Raises ApiError for state
-        that is unknown, and for a thread that the route cannot keep."""
-        request = ask.request
-        has_thread = threads.has_thread(request)
-        if request.operation not in responses_dialect.OPERATIONS and not has_thread:
-            return
-        if has_thread and not ask.runtime.keeps_threads(ask.route):
-            raise threads.unsupported()
-        opened = threads.open_thread if has_thread else open_request
-        request.state_ids = ask.runtime.state_ids(ask.tenant)
-        request.body, request.pinned = await self.decider.off_loop(
-            request.size, opened, request.body, request.state_ids, ask.runtime.endpoints(ask.route)
-        )
 
     async def estimate(self, ask: Ask) -> None:
         """Translate the body for pools of other dialects; estimate the prompt for every pool."""

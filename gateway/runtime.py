@@ -16,19 +16,16 @@ from typing import Any
 
 from backends import catalog
 from backends.http.connection import WriteCoalescer
-from backends.http.connection_pool import BackendAddress, ConnectionPool
+from backends.http.connection_pool import ConnectionPool
 from backends.http.tls_files import TlsFiles
 from backends.http.tunnel import ProxyAddress
 from backends.interface import Backend, BackendConfig, Operation
 from gateway.admission.auth import CacheSalts, GroupMember, Keys, Tenant
 from gateway.admission.route_table import PoolModels, Routes
-from gateway.api.answer_quality import load_validator
 from gateway.api.cors import Cors
 from gateway.api.same_origin import SameOrigin
-from gateway.api.state_ids import StateIds, seal_key
 from gateway.config.field_types import authority
 from gateway.config.models import Config, Key
-from gateway.config.pool_section import PoolSection
 from gateway.observe.metrics.request_metrics import ServedLabels
 from gateway.tokenize.media import family_of
 from gateway.tokenize.prompt_reader import TokenizerConfig
@@ -103,16 +100,6 @@ class Runtime:
         known = [window for window in windows if window is not None]
         return max(known) if len(known) == len(windows) else None
 
-    def state_ids(self, tenant: Tenant) -> StateIds:
-        """Seals and opens the tenant's ids of state at backends."""
-        secret = self.config.state.cache_secret
-        return StateIds(seal_key(secret.get_secret_value().encode() if secret else tenant.digest, tenant.name))
-
-    def keeps_threads(self, route: Route) -> bool:
-        """All pools of the route are the API that keeps message threads, and hide no count of cached tokens."""
-        pools = [self.config.pools[pool] for pool in route.pools]
-        return self.masked_pools.isdisjoint(route.pools) and all(map(is_anthropics_own, pools))
-
     def replaced_routes(self, before: Runtime) -> frozenset[str]:
         """Names of routes of `before` whose held requests must be estimated and decided again: the route is gone or
         differs, or a pool of it has another tokenizer or other operations."""
@@ -149,8 +136,6 @@ def routes_of(config: Config) -> Routes:
 def build_runtime(config: Config, before: Runtime | None = None) -> Runtime:
     """Reuses unchanged connections and backends of `before`."""
     routes = routes_of(config)
-    if any("invalid_json" in route.escalate for route in routes.all):
-        load_validator()
     backends = _backends(config, {} if before is None else before.backends)
     coalescer = WriteCoalescer() if before is None else before.coalescer
     known = {} if before is None else before.connections
@@ -239,12 +224,6 @@ def _upstreams(config: Config, connections: Mapping[str, ConnectionPool], backen
                 price=pool.price,
             )
     return found
-
-
-def is_anthropics_own(section: PoolSection) -> bool:
-    """True for Anthropic's own API, which refuses unknown members; other servers of the dialect ignore such members."""
-    hosts = (f".{BackendAddress.parse(url).host}" for url in section.urls)
-    return section.backend == "anthropic" and all(host.endswith(".anthropic.com") for host in hosts)
 
 
 def tokenizers(config: Config) -> dict[str, TokenizerConfig]:

@@ -62,6 +62,8 @@ class Price:
         written_1h: float = 0.0,
     ) -> float:
         """USD of a request. `cached`, `written`: of the input tokens; `written_1h`: of `written`."""
+        if not (cached or written):  # as every decision asks
+            return (input_tokens * self.input + output_tokens * self.output) / 1e6
         cached = min(cached, input_tokens)
         written = min(written, input_tokens - cached)
         usd = (input_tokens - cached - written) * self.input + output_tokens * self.output
@@ -290,6 +292,7 @@ class PromptEstimate:
 
 Quantiles = tuple[float, ...]  # of a distribution, at QUANTILES: ascending
 QUANTILES: Quantiles = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.995)
+BEYOND = 1.0 - QUANTILES[-1]  # share of a distribution beyond its last quantile
 SLOWER_TIERS = ("cpu", "disk", "remote")  # of an engine's KV cache, below the GPU
 TRAINED_SAMPLES = 8  # first tokens, from which a forecast is more than a guess
 MEDIAN, NINETIETH = QUANTILES.index(0.5), QUANTILES.index(0.9)
@@ -334,7 +337,7 @@ class Forecast:
         ratios = self.ratios
         x = within / (self.point_estimate or TINY)
         if x >= (largest := ratios[-1]):  # the common case: an idle engine and a generous budget
-            return 1.0 - (1.0 - QUANTILES[-1]) * largest / x
+            return 1.0 - BEYOND * largest / x
         i = bisect_right(ratios, x)
         if i == 0:
             return QUANTILES[0] * x / ratios[0]
@@ -406,23 +409,35 @@ class Completion:
 
     def at(self, i: int) -> float:
         """Seconds not exceeded by a share QUANTILES[i] of such requests."""
-        tokens, pace, sign = self.tokens, self.pace, 1 if i > MEDIAN else -1
+        tokens, pace, ttft, sign = self.tokens, self.pace, self.ttft, 1 if i > MEDIAN else -1
+        decode = tokens[MEDIAN] * (pace[MEDIAN] * self.tpot)
         factor = exp(sign * hypot(log(tokens[i] / tokens[MEDIAN]), log(pace[i] / pace[MEDIAN])))
-        decode, first = tokens[MEDIAN] * self.median_tpot * (factor - 1), self.ttft.ratios[i] - self.ttft.ratios[MEDIAN]
-        return self.p50 + sign * hypot(decode, first * self.ttft.point_estimate)
+        first = (ttft.ratios[i] - ttft.ratios[MEDIAN]) * ttft.point_estimate
+        return ttft.p50 + decode + sign * hypot(decode * (factor - 1), first)
 
     def probability(self, within: float) -> float:
         """P(last token <= `within` seconds), 0 to 1."""
         last = len(QUANTILES) - 1
+        if within >= (longest := self.at(last)):  # the common case
+            return 1.0 - BEYOND * longest / within
+        return self._probability(within, last)
+
+    def share_of(self, target: float, within: float) -> float:
+        """The same as a share of a chance that is wanted, 1 at most: mostly one quantile tells."""
+        wanted = bisect_left(QUANTILES, target)
+        if wanted == len(QUANTILES):
+            return min(self.probability(within) / target, 1.0)
+        return 1.0 if within >= self.at(wanted) else self._probability(within, wanted) / target
+
+    def _probability(self, within: float, above: int) -> float:
+        """Of a time before the quantile `above`."""
         if within <= 0:
             return 0.0
-        if within >= (longest := self.at(last)):  # the common case
-            return 1.0 - (1.0 - QUANTILES[last]) * longest / within
-        i = bisect_right(range(last), within, key=self.at)
+        i = bisect_right(range(above), within, key=self.at)
         if i == 0:
             return QUANTILES[0] * within / self.at(0)
-        low, q = self.at(i - 1), QUANTILES[i - 1]
-        return q + (QUANTILES[i] - q) * (within - low) / (self.at(i) - low)
+        low, high, q = self.at(i - 1), self.at(i), QUANTILES[i - 1]
+        return q + (QUANTILES[i] - q) * (within - low) / (high - low)
 
 
 # --------------------------------------------------------------------------- the decision
@@ -488,6 +503,9 @@ class RejectionKind(Enum):
     RATE_LIMITED = "rate_limited"
     EXTERNAL_LIMIT = "external_limit"  # the route has used up `limits.external`
     WARMING = "warming"  # its cache is being refilled, and a sibling is ready
+
+
+EXCLUDED = frozenset({RejectionKind.REGION, RejectionKind.PINNED_ELSEWHERE})  # whatever comes of the endpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -562,7 +580,7 @@ class AttemptKind(Enum):
     PRIMARY = "primary"
     FALLBACK = "fallback"
     HEDGE = "hedge"
-    RESCUE = "rescue"  # continues a broken stream
+    REST = "rescue"  # writes the rest of an answer that broke
     WHOLE = "whole"  # asks the endpoint again, for a whole answer, as its stream could not be put together
 
 

@@ -215,7 +215,7 @@ CALLER_GONE = frozenset({15, 28})  # downstream_connection_termination, downstre
 ENGINE_BROKE = frozenset({3, 5, 7, 17, 20, 23, 24})  # timeouts, resets and errors of the upstream
 _HTTP_LOGS, _LOG_ENTRY = 2, 1
 _COMMON, _RESPONSE = 1, 4
-_LAST_UPSTREAM_BYTE, _FLAGS, _METADATA = 10, 16, 17
+_LAST_UPSTREAM_BYTE, _FLAGS, _LOG_METADATA = 10, 16, 17
 _STATUS, _BODY_BYTES = 1, 3
 
 
@@ -258,7 +258,7 @@ def _read_common(fields: FieldReader, entry: LogEntry, data: bytes) -> None:
             entry.last_byte = _as_number(parts.get(1, 0)) + _as_number(parts.get(2, 0)) * 1e-9
         elif name == _FLAGS:
             entry.flags = frozenset(flag for flag, is_set in fields(as_bytes(value)) if is_set == 1)
-        elif name == _METADATA:
+        elif name == _LOG_METADATA:
             entry.metadata = {key: text_members(fields, inner) for key, inner in map_entries(fields, value, 1)}
             return
 

@@ -14,7 +14,9 @@ from typing import Any
 
 import msgspec
 
+from backends.failures import DIVERGED
 from backends.stream.partial_answer import PartialAnswer
+from backends.stream.redaction import RewritingError
 from backends.stream.restart import Opening, RestartDetector, common_length
 from backends.stream.sse import ServerSentEvent, SseDecoder
 from backends.stream.taps import DONE
@@ -24,8 +26,10 @@ _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 
-class Diverged(ValueError):
+class Diverged(RewritingError):
     """The texts of both streams cannot be joined."""
+
+    failure = DIVERGED
 
 
 class Continuation:

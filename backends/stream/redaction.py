@@ -16,11 +16,18 @@ from typing import Protocol
 import msgspec
 
 from backends.failures import decode_leniently
+from backends.interface import Failure
 from backends.scrubbing import is_secret
 
 
+class RewritingError(Exception):
+    """A rewriter cannot go on. `failure`: of the answer."""
+
+    failure: Failure
+
+
 class Rewriter(Protocol):
-    """Rewrites the body of an answer in passing."""
+    """Rewrites the body of an answer in passing. Its methods may raise RewritingError."""
 
     def feed(self, data: bytes) -> bytes:
         """Return the bytes ready to be sent."""

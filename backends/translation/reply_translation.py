@@ -8,8 +8,9 @@ from typing import Any, Protocol
 
 import msgspec
 
+from backends.failures import NOT_JSON, UNTRANSLATED
 from backends.interface import Failure
-from backends.stream.redaction import Rewriter
+from backends.stream.redaction import Rewriter, RewritingError
 from backends.translation.translation import EventTranslator, InexpressibleError, Translation, decode_event
 
 # Raised for unknown shapes.
@@ -20,7 +21,7 @@ SHAPE_ERRORS = (ValueError, TypeError, AttributeError, LookupError, ArithmeticEr
 _INEXPRESSIBLE = (InexpressibleError, ArithmeticError, RecursionError)
 
 
-class ReplyShapeError(Exception):
+class ReplyShapeError(RewritingError):
     """A reply cannot be translated.
 
     `malformed`:
@@ -32,6 +33,7 @@ class ReplyShapeError(Exception):
     def __init__(self, reason: str, *, malformed: bool = True) -> None:
         super().__init__(reason)
         self.malformed = malformed
+        self.failure = NOT_JSON if malformed else UNTRANSLATED
 
 
 @contextmanager

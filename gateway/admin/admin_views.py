@@ -71,7 +71,7 @@ def explain(
         "held_now": dict(held),
         "held_by": None
         if hold is None
-        else {"rule": hold.rule.value, "endpoint": hold.endpoint, "freed_by": hold.rule.freed_by},
+        else {"rule": str(hold.rule), "endpoint": hold.endpoint, "freed_by": hold.rule.freed_by},
         "candidates": [
             {
                 "rank": rank,
@@ -130,7 +130,7 @@ def holds_view(held: Iterable[QueuedRequest], now: float) -> dict[str, list[dict
     view: dict[str, list[dict[str, Any]]] = {}
     for (endpoint, rule), times in since.items():
         longest = round(now - min(times), 3)
-        found = {"rule": rule.value, "requests": len(times), "longest_s": longest, "freed_by": rule.freed_by}
+        found = {"rule": str(rule), "requests": len(times), "longest_s": longest, "freed_by": rule.freed_by}
         view.setdefault(endpoint, []).append(found)
     return view
 

@@ -75,6 +75,7 @@ class Keys:
     def __init__(self, tenants: Iterable[Tenant] = (), closed: bool = False) -> None:
         self.tenants, self.closed = tuple(tenants), closed
         self.required = bool(self.tenants) or closed
+        self.limited = any(tenant.limits is not None for tenant in self.tenants)
         self._by_digest = {tenant.digest: tenant for tenant in self.tenants}
 
     def tenant(self, headers: Mapping[str, str]) -> Tenant:

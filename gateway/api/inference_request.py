@@ -28,7 +28,6 @@ from gateway.api.dialects import READERS
 from gateway.api.openai_shapes import ChatShape, CompletionShape, MessageShape
 from gateway.api.parsed_body import Parameters, ParsedBody, checked, decode_object, output_limit
 from gateway.api.reasoning_effort import EFFORT_MEMBERS, reasoning_effort
-from gateway.api.state_ids import StateIds
 from gateway.caches import GenerationalCache
 from gateway.strict_json import (
     MAX_DEPTH,
@@ -230,7 +229,6 @@ class InferenceRequest(RequestView):
     verbatim: Mapping[str, Any] | None = None  # the body with prefix breakers, if any
     dialect_headers: Mapping[str, str] = field(default_factory=dict)  # the caller's, for backends of the same dialect
     cache_groups: Mapping[str, str] = field(default_factory=dict)  # by pool, where it is not that of the key
-    state_ids: StateIds | None = None  # of Responses and of threads: seals the ids in the answer
     translated: Mapping[str, TranslatedBody] = field(default_factory=dict)  # by pool; else the body is sent as it is
     sent_at: float | None = None  # Unix time, by the clock of the client or of a proxy in front
     withheld: tuple[str, ...] = ()  # members of the caller's that no server gets (`backends.engine_members`)

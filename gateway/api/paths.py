@@ -21,12 +21,6 @@ from backends.interface import Operation
 MODELS = "/v1/models"
 MODEL = "/v1/models/{id}"
 
-STORED = {  # methods of the paths of a stored response
-    "/v1/responses/{id}": ("GET", "DELETE"),
-    "/v1/responses/{id}/input_items": ("GET",),
-    "/v1/responses/{id}/cancel": ("POST",),
-}
-
 _STORED = re.compile(r"/v1/responses/([^/]+)(/input_items|/cancel|)")
 _ONE_MODEL = MODELS + "/"
 _OPERATIONS = frozenset(each.value for each in Operation)

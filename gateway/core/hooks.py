@@ -9,16 +9,20 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Protocol
 
 from backends.interface import Operation
+from backends.translation.reply_translation import RewrittenAnswer
 from gateway.admission.auth import ANYONE, Tenant
 from gateway.admission.route_table import RoutedName
+from gateway.api.api_error import ApiError
 from gateway.api.inference_request import InferenceRequest
 from gateway.downstream.http_request import HttpRequest
 from gateway.observe.timeline import RequestTimeline
 from gateway.runtime import Runtime
+from gateway.upstream.answer_hooks import Judge, Recover
 from gateway.upstream.race import Race
 from gateway.upstream.relay import Relay
 from gateway.upstream.upstream import Upstream
@@ -40,6 +44,7 @@ class Ask:
     named: RoutedName = field(init=False)  # its route
     plan: RoutePlan = field(init=False)  # of that route
     estimate: PromptEstimate = field(init=False)
+    rewrite: Callable[[str], RewrittenAnswer] | None = None  # of the answer, by the endpoint that it names state of
     relay: Relay | None = None  # the caller's socket, where a part has put its own in place
 
     @property
@@ -48,15 +53,31 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
+class Door:
+    """Hooks of a part for every request under a Runtime, before its route is known. None: not wanted."""
+
+    # The head of a request with a large body has come: the reason to refuse it.
+    check: Callable[[Tenant], ApiError | None] | None = None
+    # The key is known, or a fault will refuse the request.
+    enter: Callable[[HttpRequest, Tenant, RequestTimeline], None] | None = None
+    # The same, of a request that is no inference.
+    aside: Callable[[HttpRequest, Tenant, RequestTimeline], Awaitable[None]] | None = None
+    # The body is parsed.
+    parsed: Callable[[Ask], None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Hooks:
     """Of a part, for the requests of a plan. None: not wanted."""
 
-    # The request is parsed and has its route. May change `request` and the body.
+    # The request is parsed and has its route. May change `request` and the body, and set `rewrite`.
     read: Callable[[Ask], Awaitable[None]] | None = None
     # Bodies for pools of other dialects are made, once more after a reload. May set `unfit` and `cache_groups` of the
     # request.
     fit: Callable[[Ask], None] | None = None
-    # The key is within its limits. Answers the request itself: True. May set `relay`.
+    # The prompt is estimated. May set `estimate`.
+    admit: Callable[[Ask], Awaitable[None]] | None = None
+    # The key may send the request. Answers it itself: True. May set `relay`.
     answer: Callable[[Ask], Awaitable[bool]] | None = None
     # The decision has placed the request nowhere. Answers the request itself: True. May raise a refusal of its own.
     unplaced: Callable[[Ask, Decision], bool] | None = None
@@ -64,11 +85,25 @@ class Hooks:
     placed: Callable[[Ask], None] | None = None
     # The upstreams as a caller uses them.
     sends: Callable[[HttpRequest, Mapping[str, Upstream]], Mapping[str, Upstream]] | None = None
+    # Judges a whole answer, as the caller would read it: its shortcoming, for which that of another pool is preferred.
+    judge: Judge | None = None
+    # Keeps the answer of a request from its first token on, and has others write the rest where it breaks.
+    recover: Recover | None = None
     # The race for its answer is over, however it ended.
     ended: Callable[[Ask, Race], None] | None = None
 
 
-NO_HOOKS = Hooks()
+NO_DOOR, NO_HOOKS = Door(), Hooks()
+
+
+@dataclass(frozen=True, slots=True)
+class DoorPlan:
+    """The hooks of all parts for every request."""
+
+    check: tuple[Callable[[Tenant], ApiError | None], ...] = ()
+    enter: tuple[Callable[[HttpRequest, Tenant, RequestTimeline], None], ...] = ()
+    aside: tuple[Callable[[HttpRequest, Tenant, RequestTimeline], Awaitable[None]], ...] = ()
+    parsed: tuple[Callable[[Ask], None], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,36 +115,81 @@ class RoutePlan:
     operation: Operation
     read: tuple[Callable[[Ask], Awaitable[None]], ...] = ()
     fit: tuple[Callable[[Ask], None], ...] = ()
+    admit: tuple[Callable[[Ask], Awaitable[None]], ...] = ()
     answer: tuple[Callable[[Ask], Awaitable[bool]], ...] = ()
     unplaced: tuple[Callable[[Ask, Decision], bool], ...] = ()
     placed: tuple[Callable[[Ask], None], ...] = ()
     sends: tuple[Callable[[HttpRequest, Mapping[str, Upstream]], Mapping[str, Upstream]], ...] = ()
+    judge: tuple[Judge, ...] = ()
+    recover: tuple[Recover, ...] = ()
     ended: tuple[Callable[[Ask, Race], None], ...] = ()
 
 
-On = Callable[[RoutePlan], Hooks]  # of a part: the hooks that a plan, which has none yet, gets from it
+@dataclass(frozen=True, slots=True)
+class SidePath:
+    """A path whose requests are no inference. `operation`: their label; `answer` may raise ApiError."""
+
+    methods: Sequence[str]
+    operation: str
+    answer: Callable[[HttpRequest, Tenant, RequestTimeline], Awaitable[None]]
+
+
+class SocketPath(Protocol):
+    """The WebSockets of a path."""
+
+    def precheck(self, http: HttpRequest) -> ApiError | None:
+        """The reason to refuse a handshake."""
+
+    async def serve(self, http: HttpRequest) -> None:
+        """Serve a socket to its end. Raises ApiError before it is open."""
+
+
+class Hooked:
+    """A part with hooks for requests, or with paths of its own."""
+
+    side_paths: Mapping[str, SidePath] = {}
+    socket_paths: Mapping[str, SocketPath] = {}
+
+    def at_door(self, runtime: Runtime) -> Door:
+        return NO_DOOR
+
+    def on(self, plan: RoutePlan) -> Hooks:
+        """`plan`: still without hooks."""
+        return NO_HOOKS
 
 
 class Plans:
     """The plans of the Runtime that was asked for last, each made at its first request: routes may be thousands."""
 
-    def __init__(self, parts: Iterable[On] = ()) -> None:
-        self._parts = tuple(parts)
+    def __init__(self, parts: Sequence[Hooked] = ()) -> None:
+        self._parts = parts
         self._runtime: Runtime | None = None
+        self._door = DoorPlan()
         self._known: dict[tuple[str, Operation], RoutePlan] = {}
+
+    def attach(self, parts: Sequence[Hooked]) -> None:
+        self._parts, self._runtime = parts, None
+
+    def door(self, runtime: Runtime) -> DoorPlan:
+        if runtime is not self._runtime:
+            self._follow(runtime)
+        return self._door
 
     def of(self, runtime: Runtime, route: Route, operation: Operation) -> RoutePlan:
         if runtime is not self._runtime:
-            self._runtime, self._known = runtime, {}
+            self._follow(runtime)
         key = route.name, operation
         if (known := self._known.get(key)) is None:
-            known = self._known[key] = self._made(RoutePlan(runtime, route, operation))
+            bare = RoutePlan(runtime, route, operation)
+            known = self._known[key] = replace(bare, **_chains([part.on(bare) for part in self._parts]))
         return known
 
-    def _made(self, bare: RoutePlan) -> RoutePlan:
-        wanted = [on(bare) for on in self._parts]
-        chains = {each.name: tuple(filter(None, (getattr(hooks, each.name) for hooks in wanted))) for each in _KINDS}
-        return RoutePlan(bare.runtime, bare.route, bare.operation, **chains)
+    def _follow(self, runtime: Runtime) -> None:
+        self._runtime, self._known = runtime, {}
+        self._door = DoorPlan(**_chains([part.at_door(runtime) for part in self._parts]))
 
 
-_KINDS = fields(Hooks)
+def _chains(wanted: Sequence[Door] | Sequence[Hooks]) -> dict[str, Any]:
+    """By kind, the hooks that are wanted."""
+    kinds = [each.name for each in fields(wanted[0])] if wanted else ()
+    return {kind: tuple(filter(None, [getattr(hooks, kind) for hooks in wanted])) for kind in kinds}

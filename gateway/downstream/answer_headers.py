@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from time import monotonic
 
-from gateway.admission.quotas import quota_headers
 from gateway.api.api_error import REASONS
 from gateway.downstream.http_request import HttpRequest, date_line
 from gateway.observe.metrics.loop_lag import STALL as LOOP_STALL
@@ -13,7 +12,7 @@ from gateway.observe.record import RELAY, STAGE_NAMES, Record
 from gateway.observe.timeline import RequestTimeline
 
 STAGE_TIMINGS = tuple(f"{name};dur=%.2f" for name in STAGE_NAMES)  # ms
-KNOWN_BEFORE = ("x-request-id", "request-id", "x-firsttoken-route", "x-firsttoken-ttft-budget-ms", "x-ratelimit-")
+KNOWN_BEFORE = ("x-request-id", "request-id", "x-firsttoken-route", "x-firsttoken-ttft-budget-ms")
 ANTHROPIC = ("messages", "count_tokens")  # operations whose clients read the header `request-id`
 
 
@@ -73,8 +72,6 @@ def gateway_headers(timeline: RequestTimeline, now: float, won: int = 0) -> list
         lines += changes_told(record)
     if record.operation in ANTHROPIC:
         lines.append(f"request-id: {record.request_id}")
-    if record.quota is not None:
-        lines += quota_headers(record.quota)
     lines.append(server_timing(timeline, now))
     return lines
 

@@ -210,8 +210,8 @@ class RequestTimeline:
         record.total_predicted_p50 = None if completion is None else waited + completion.p50
         record.total_predicted_p90 = None if completion is None else waited + completion.p90
 
-    def escalated(self, shortcoming: str) -> None:
-        """Another pool is asked for a better answer."""
+    def kept(self, shortcoming: str) -> None:
+        """An answer is kept while another pool is asked for a better one."""
         self.record.escalated = shortcoming
 
     def tagged(self, tags: Sequence[str]) -> None:

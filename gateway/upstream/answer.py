@@ -1,122 +1,152 @@
-"""The answer to one caller: a chain of filters between the attempt and the relay, built once, at the first token.
+"""The answer to one caller: a chain of filters between the attempt and the relay, the head before it, and its end.
 
-The filters of a stream, in order: the continuation of a broken answer (after a rescue, which puts it at the head), the
-text kept for a rescue, the translation into the caller's dialect or ids, the usage that the caller has not asked for,
+The filters of a stream, in order: the link of a part to the rest of a broken answer (put at the head once it has
+broken), links of parts, the translation into the caller's dialect or ids, the usage that the caller has not asked for,
 counts of cached tokens, events that are no JSON. No filter is added anywhere else.
 
 Rules:
+- The chain is built once, at the first token; whatever continues the answer goes through the same chain.
 - A read goes through the filters and to the caller in one call. A read that no filter has changed keeps its framing.
 - Where a filter cannot go on, the failure is returned: what violates the server's own dialect is the server's fault,
   what the gateway cannot express is the gateway's.
-- A whole answer is rewritten whole. Until an answer that is put together from a stream is complete, nothing of it is
-  written, so its failure can be hidden like any failure before the first token.
+- The head goes out with the first bytes. A whole answer is rewritten whole. Until an answer that is put together from a
+  stream is complete, nothing of it is written, so its failure can be hidden like any failure before the first token.
+- A part that was written cannot be hidden any more. A request ends exactly once: with its answer, or by an error. Where
+  nothing was written, that is an ApiError, which the waiting task raises; in a stream an error event; else a body that
+  stays incomplete.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from time import monotonic
 
-from backends.failures import DIVERGED, NOT_ASSEMBLED, NOT_JSON, UNTRANSLATED
+from backends.failures import NOT_ASSEMBLED, TRUNCATED
 from backends.interface import Assembler, Failure, Tap
-from backends.stream.continuation import Diverged
 from backends.stream.cost_writer import CostWriter
-from backends.stream.partial_answer import PartialAnswer
-from backends.stream.redaction import CachedCountMasker, Rewriter, SecretMasker, mask_error_body
+from backends.stream.redaction import CachedCountMasker, Rewriter, RewritingError, SecretMasker, mask_error_body
 from backends.stream.sse import JunkFilter, UsageStripper, WholeEvents
-from backends.translation.reply_translation import ReplyShapeError, StreamTranslator
+from backends.translation.reply_translation import StreamTranslator
 from gateway.api.dialects import error_event
+from gateway.downstream.answer_headers import answer_head
+from gateway.observe.record import RequestOutcome
+from gateway.refusals import refusal_of
+from gateway.upstream.attempt import BrokenOff, WireAttempt
 from gateway.upstream.relay import Relay
 from gateway.upstream.routed_request import Rewriting, RoutedRequest
+from policies.types import AttemptOutcome
 
 KEPT = 64 * 1024  # bytes
+JSON_HEADERS = {"content-type": "application/json"}
 
 
-class Answer(Protocol):
-    """Receiver of a committed attempt. Called within the read that brought the bytes: no method may wait."""
-
-    written: bool  # a part of the answer has reached the caller
-
-    def start(self, data: bytes) -> bytes | Failure:
-        """The first bytes for the caller."""
-        ...
-
-    def body(self, data: bytes, framed: bytes = b"") -> Failure | None:
-        """Body bytes of a read; `framed`: the same with HTTP framing, if the read was exactly one chunk."""
-        ...
-
-    def replace_held(self, data: bytes) -> Failure | None:
-        """Complete events in place of all bytes held back; nothing else of the body follows."""
-        ...
-
-    def finish(self, missing: bytes = b"") -> bytes | Failure:
-        """The last bytes for the caller, once the answer is complete. `missing`: the last event, if the server has not
-        sent it."""
-        ...
-
-
-class StreamedAnswer:
-    """Reads go to the caller as they come. `tap`: of the first attempt; once it has met with an event that is no JSON,
-    a last filter removes such events. `translator`: the filter into the caller's dialect, if there is one."""
-
-    written = True
+class Answer:
+    """Of a request, whichever of its `attempts` answers. `done`: set at the end. `whole`: what is put together from a
+    stream; None: reads go to the caller as they come. `only`: the only filter, where a token passes it as it is, unless
+    the filter holds something; None: tokens go through all."""
 
     def __init__(
         self,
+        routed: RoutedRequest,
         relay: Relay,
-        filters: Sequence[Rewriter],
-        tap: Tap,
-        path: str,
-        translator: StreamTranslator | None = None,
+        attempts: Mapping[int, WireAttempt],
+        done: asyncio.Future[None],
     ) -> None:
-        self._relay = relay
-        self._filters = self._base = tuple(filters)  # all, and those without a continuation
-        self._tap = tap
-        self._only = _without_interest_in_tokens(filters)
+        self.relay = relay
+        self.write = relay.write
+        self.done = done
+        self.whole: WholeAnswer | None = None
+        self.only: WholeEvents | None = None
+        self.unwritten = False  # words of the last read have gone through links of parts, and not to the caller
+        self._routed = routed
+        self._attempts = attempts
+        self._filters: tuple[Rewriter, ...] = ()
+        self._base: tuple[Rewriter, ...] = ()  # without the link to a rest
+        self._translator: StreamTranslator | None = None  # the filter into the caller's dialect
+        self._tap: Tap | None = None  # of the attempt that has begun the answer
         self._removes_junk = False
-        self._path = path
-        self._translator = translator
 
-    def start(self, data: bytes) -> bytes | Failure:
-        if self._tap.junk:
+    # -- the beginning ------------------------------------------------------------------------
+
+    def start(self, wire: WireAttempt, links: Sequence[Rewriter]) -> bytes | Failure:
+        """Build the answer that begins with the bytes held. Returns the first bytes for the caller. `links`: filters of
+        parts."""
+        if wire.assembled:
+            assembler = wire.upstream.backend.assembler(wire.request)
+            self.whole = WholeAnswer(assembler, wire.rewriting, wire.tap, wire.counted)
+            return self.whole.feed(wire.held.take()) or b""
+        self.whole = None
+        cost = self.cost_usd if self._routed.request.wants_cost else None
+        self.filter_by(*_chain(self._routed, wire.rewriting, links, cost), wire.tap)
+        if wire.tap.junk:
             self._remove_junk()
+        data = wire.held.take()
         try:
             for each in self._filters:
                 data = each.feed(data)
-        except (Diverged, ReplyShapeError) as error:
-            return _failure_of(error)
+        except RewritingError as error:
+            return error.failure
         return data
 
+    def filter_by(self, filters: Sequence[Rewriter], translator: StreamTranslator | None, tap: Tap) -> None:
+        """Pass reads on through these. Once the tap has met with an event that is no JSON, a last filter removes such
+        events."""
+        self._filters = self._base = tuple(filters)
+        self._translator, self._tap = translator, tap
+        self.only, self._removes_junk = _without_interest_in_tokens(filters), False
+
+    def begin(self, wire: WireAttempt, first: bytes) -> None:
+        """The attempt has won: write the first bytes, unless the answer is written at its end."""
+        if wire.whole is not None:
+            self._write_head(wire, wire.whole, len(wire.whole))
+        elif self.whole is None:
+            self._write_head(wire, first, wire.content_length)
+
+    def _write_head(self, wire: WireAttempt, first: bytes, length: int | None) -> None:
+        http, streams = self.relay.http, self._routed.request.stream
+        headers = wire.headers if not wire.assembled else JSON_HEADERS
+        cost = 0.0 if streams or wire.outcome is not AttemptOutcome.COMPLETED else self.cost_usd()
+        if not http.http11:
+            http.keep_alive = False
+        head = answer_head(http, wire.status, headers, self._routed.timeline, length, streams, cost)
+        self.relay.begin(head, first, length)
+        self._routed.timeline.first_token_out(monotonic(), wire.status)
+
+    def cost_usd(self) -> float:
+        """USD of all attempts up to now. 0: their pools have no price, or the cost would tell what is in a cache that
+        several tenants share."""
+        attempts = self._attempts.values()
+        if any(each.rewriting.masks_counts for each in attempts):
+            return 0.0
+        return sum(each.cost_usd() for each in attempts)
+
+    # -- the body -----------------------------------------------------------------------------
+
     def body(self, data: bytes, framed: bytes = b"") -> Failure | None:
-        if self._tap.is_token and self._only is not None and not self._only.held:  # as nearly always
-            self._relay.write(data, framed)
-            return None
-        rewritten = data
-        if self._tap.junk and not self._removes_junk:
+        """Body bytes of a read; `framed`: the same with HTTP framing, if the read was exactly one chunk."""
+        if self.whole is not None:
+            return self.whole.body(data)
+        if not self._removes_junk and self._tap is not None and self._tap.junk:
             self._remove_junk()
+        rewritten = data
         try:
             for each in self._filters:
                 rewritten = each.feed(rewritten)
-        except (Diverged, ReplyShapeError) as error:
-            if isinstance(error, ReplyShapeError) and isinstance(kept := self._base[0], PartialAnswer):
-                kept.refuse_unwritten()
-            return _failure_of(error)
-        self._relay.write(rewritten, framed if rewritten == data else b"")
+        except RewritingError as error:
+            self.unwritten = each is not self._filters[0]
+            return error.failure
+        self.relay.write(rewritten, framed if rewritten == data else b"")
         return None
 
     def replace_held(self, data: bytes) -> Failure | None:
-        torn = self.drop()
+        """Complete events in place of all bytes held back; nothing else of the body follows."""
+        if self.whole is not None:  # the events before an error or junk, which no whole answer may hold
+            return None
+        torn = self._drop()
         return self.body(data or torn)
 
-    def finish(self, missing: bytes = b"") -> bytes | Failure:
-        try:
-            tail = self._close()
-        except (Diverged, ReplyShapeError) as error:
-            return _failure_of(error)
-        missing = missing if self._translator is None else b""
-        return tail + b"\n\n" + missing if tail and missing else tail + missing
-
-    def drop(self) -> bytes:
+    def _drop(self) -> bytes:
         """Forget what is held back. Returns the end of an event that has passed in part."""
         torn = b""
         for each in self._filters:
@@ -124,44 +154,94 @@ class StreamedAnswer:
         return torn
 
     def continue_with(self, head: Rewriter, begun: bytes) -> Failure | None:
-        """A peer goes on where the stream broke, or was left. `begun`: its first events, which `head` has rewritten."""
+        """Another attempt writes the rest. `begun`: its first events, which `head` has rewritten."""
         for each in self._base:
             each.drop()
-        self._filters, self._only = self._base, None
+        self._filters, self.only = self._base, None
+        self.unwritten = False
         failure = self.body(begun) if begun else None
         self._filters = (head, *self._base)
         return failure
-
-    def error(self, failure: Failure, own_event: bytes = b"") -> bytes:
-        """The last bytes of an answer that cannot be completed. `own_event`: the server's own error event."""
-        torn = self.drop()
-        if self._translator is not None:
-            return torn + self._translator.error(failure)
-        if not own_event:
-            return torn + error_event(failure, self._path)
-        for each in self._base:
-            own_event = each.feed(own_event)
-        return torn + own_event
 
     def _remove_junk(self) -> None:
         """Add the last filter, which no answer without junk has a need of."""
         junk = JunkFilter()
         self._filters, self._base = (*self._filters, junk), (*self._base, junk)
-        self._only, self._removes_junk = None, True
+        self.only, self._removes_junk = None, True
 
-    def _close(self) -> bytes:
-        data = b""
-        for each in self._filters:
-            data = (each.feed(data) if data else b"") + each.close()
-        return data
+    # -- the end ------------------------------------------------------------------------------
+
+    def complete(self, wire: WireAttempt) -> Failure | None:
+        """The reply is over: write the rest. Returns the reason for which there is no complete answer."""
+        tail = b"" if wire.whole is not None else self._rest(wire)
+        if isinstance(tail, Failure):
+            return tail
+        if not self.relay.begun:
+            self._write_head(wire, tail, len(tail))
+            tail = b""
+        if wire.outcome is AttemptOutcome.COMPLETED:
+            self.end(tail, RequestOutcome.COMPLETED)
+        else:  # status 200 with an error in a body too long to be held: complete, and the caller's to read
+            self.end(tail, RequestOutcome.UPSTREAM_BROKE, (wire.failure or TRUNCATED).said)
+        return None
+
+    def _rest(self, wire: WireAttempt) -> bytes | Failure:
+        """The last bytes for the caller, with the last event where the server has not sent it."""
+        if wire.tap.spoiled:  # the last event is incomplete
+            self.replace_held(b"")
+        if self.whole is not None:
+            return self.whole.finish()
+        missing = wire.tap.missing if self._translator is None else b""
+        tail = b""
+        try:
+            for each in self._filters:
+                tail = (each.feed(tail) if tail else b"") + each.close()
+        except RewritingError as error:
+            return error.failure
+        return tail + b"\n\n" + missing if tail and missing else tail + missing
+
+    def break_off(self, broken: BrokenOff, outcome: RequestOutcome = RequestOutcome.UPSTREAM_BROKE) -> None:
+        """End the answer by an explicit error."""
+        if not self.relay.begun:
+            self.refuse(refusal_of(broken.failure))
+            return
+        self.relay.http.keep_alive = False
+        if self._routed.request.stream:
+            self.end(self._error(broken.failure, broken.error_event), outcome, broken.failure.said)
+        else:
+            self.end(None, outcome, broken.failure.said)
+            self.relay.abort()
+
+    def _error(self, failure: Failure, own_event: bytes) -> bytes:
+        """The last bytes of a stream that cannot be completed. `own_event`: the server's own error event."""
+        torn = self._drop()
+        if self._translator is not None:
+            return torn + self._translator.error(failure)
+        if not own_event:
+            return torn + error_event(failure, self._routed.path)
+        for each in self._base:
+            own_event = each.feed(own_event)
+        return torn + own_event
+
+    def refuse(self, error: Exception) -> None:
+        """End the request by an exception, which the waiting task raises."""
+        if not self.done.done():
+            self.done.set_exception(error)
+
+    def end(self, last: bytes | None, outcome: RequestOutcome, error: str = "") -> None:
+        """`last`: the last bytes of the answer; None: the answer stays incomplete."""
+        if self.done.done():
+            return
+        if last is not None:
+            self.relay.end(last)
+        self._routed.timeline.finished(outcome, monotonic(), error)
+        self.done.set_result(None)
 
 
-class AssembledAnswer:
+class WholeAnswer:
     """Events are put together; the whole is rewritten and written at the end. Reads of tokens alone are put together
     KEPT bytes at a time, or with the next read of another form. `counted`: tokens of prompt and answer by the gateway's
     count."""
-
-    written = False
 
     def __init__(
         self, assembler: Assembler, rewriting: Rewriting, tap: Tap, counted: Callable[[], tuple[int, int]]
@@ -173,27 +253,20 @@ class AssembledAnswer:
         self._reads: list[bytes] = []
         self._size = 0
 
-    def start(self, data: bytes) -> bytes | Failure:
-        return self._feed(data) or b""
-
-    def body(self, data: bytes, framed: bytes = b"") -> Failure | None:
+    def body(self, data: bytes) -> Failure | None:
         self._reads.append(data)
         self._size += len(data)
         return None if self._tap.is_token and self._size < KEPT else self._read_all()
 
     def _read_all(self) -> Failure | None:
         reads, self._reads, self._size = b"".join(self._reads), [], 0
-        return self._feed(reads) if reads else None
+        return self.feed(reads) if reads else None
 
-    def _feed(self, data: bytes) -> Failure | None:
+    def feed(self, data: bytes) -> Failure | None:
         self.assembler.feed(data)
         return NOT_ASSEMBLED if self.assembler.obstacle else None
 
-    def replace_held(self, data: bytes) -> Failure | None:
-        """The events before an error or junk, which no whole answer may hold."""
-        return None
-
-    def finish(self, missing: bytes = b"") -> bytes | Failure:
+    def finish(self) -> bytes | Failure:
         if self._read_all() is not None:
             return NOT_ASSEMBLED
         try:
@@ -203,33 +276,16 @@ class AssembledAnswer:
         return whole_reply(self._rewriting, whole)
 
 
-def _without_interest_in_tokens(filters: Sequence[Rewriter]) -> WholeEvents | None:
-    """The only filter, where a token passes it as it is, unless the filter holds something; None: there is no such."""
-    only = filters[0] if len(filters) == 1 else None
-    return only if isinstance(only, WholeEvents) and type(only) in (WholeEvents, UsageStripper) else None
-
-
-def _failure_of(error: Exception) -> Failure:
-    if isinstance(error, ReplyShapeError):
-        return NOT_JSON if error.malformed else UNTRANSLATED
-    return DIVERGED
-
-
 # --------------------------------------------------------------------------- building
 
 
-def streamed_answer(
-    relay: Relay,
-    routed: RoutedRequest,
-    rewriting: Rewriting,
-    tap: Tap,
-    remembered: Sequence[Rewriter] = (),
-    cost: Callable[[], float] | None = None,
-) -> StreamedAnswer:
-    """The chain for a stream, or for a whole answer that is too long to be held. `remembered`: for a rescue. `cost`: of
-    the answer so far, in USD, for a caller that wants it."""
+def _chain(
+    routed: RoutedRequest, rewriting: Rewriting, links: Sequence[Rewriter], cost: Callable[[], float] | None
+) -> tuple[Sequence[Rewriter], StreamTranslator | None]:
+    """The filters of a stream, or of a whole answer that is too long to be held, and the one that writes the errors.
+    `links`: of parts. `cost`: of the answer so far, in USD, for a caller that wants it."""
     translator: Rewriter | None = None
-    filters: list[Rewriter] = [*remembered]
+    filters: list[Rewriter] = [*links]
     if routed.request.stream:
         translator = None if rewriting.answer is None else rewriting.answer.stream()
         filters += [] if translator is None else [translator]
@@ -238,8 +294,12 @@ def streamed_answer(
         filters.append(SecretMasker(rewriting.secret))
     if rewriting.masks_counts:
         filters.append(CachedCountMasker())
-    error_writer = translator if isinstance(translator, StreamTranslator) else None
-    return StreamedAnswer(relay, filters, tap, routed.path, error_writer)
+    return filters, translator if isinstance(translator, StreamTranslator) else None
+
+
+def _without_interest_in_tokens(filters: Sequence[Rewriter]) -> WholeEvents | None:
+    only = filters[0] if len(filters) == 1 else None
+    return only if isinstance(only, WholeEvents) and type(only) in (WholeEvents, UsageStripper) else None
 
 
 def whole_reply(rewriting: Rewriting, reply: bytes) -> bytes | Failure:
@@ -248,6 +308,6 @@ def whole_reply(rewriting: Rewriting, reply: bytes) -> bytes | Failure:
     if rewriting.answer is not None:
         try:
             reply = rewriting.answer.whole(reply)
-        except ReplyShapeError as error:
-            return _failure_of(error)
+        except RewritingError as error:
+            return error.failure
     return CachedCountMasker().feed(reply) if rewriting.masks_counts else reply

@@ -349,10 +349,10 @@ class WireAttempt:
         self.fleet.on_ended(self, outcome, self.times.ended, self.report)
 
     def _reported(self, output: int) -> AttemptReport:
-        """The engine's own figures for this attempt. The prompt of a continuation holds an answer, and a compaction is
-        billed beside the prompt: nothing to learn of either."""
+        """The engine's own figures for this attempt. What asks for the rest of an answer holds the answer so far, and a
+        compaction is billed beside the prompt: nothing to learn of either."""
         times, usage, failure = self.tap.times, self.tap.usage, self.failure
-        if self.attempt.kind is AttemptKind.RESCUE or usage.compacted:
+        if self.attempt.kind is AttemptKind.REST or usage.compacted:
             usage = Usage(completion=usage.completion)
         return AttemptReport(
             prompt_tokens=usage.prompt,

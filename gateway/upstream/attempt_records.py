@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gateway.observe.record import AttemptRecord
+from gateway.upstream.answer_hooks import Rest
 from gateway.upstream.attempt import WireAttempt
-from gateway.upstream.rescue import Rescue
 from gateway.upstream.routed_request import RoutedRequest, header_safe
-from policies.types import AttemptKind, AttemptOutcome
+from policies.types import AttemptOutcome
 
 
 def note_won(routed: RoutedRequest, wire: WireAttempt, first_in: float) -> None:
@@ -37,20 +37,19 @@ def record_lost(routed: RoutedRequest, wire: WireAttempt) -> None:
     routed.timeline.attempt_ended(_record(routed, wire))
 
 
-def record_winner(routed: RoutedRequest, wire: WireAttempt, first_in: float, rescue: Rescue | None) -> None:
-    """Record the attempt whose answer the caller got; a continuation is recorded with the answer before."""
+def record_winner(routed: RoutedRequest, wire: WireAttempt, first_in: float, rest: Rest | None) -> None:
+    """Record the attempt whose answer the caller got; one that has written the rest, with the answer before."""
     assert wire.report is not None
     reported, output = wire.report, wire.report.output_tokens
     if wire.tap.usage.compacted:  # of which the fleet learns nothing
         usage = wire.tap.usage
         reported = replace(reported, prompt_tokens=usage.prompt, cached_tokens=usage.cached)
     tpot = wire.times.tpot(output) if wire.stream else None
-    continues = wire.attempt.kind is AttemptKind.RESCUE
     if wire.stream and wire.times.first_in is not None and wire.outcome is not AttemptOutcome.COMPLETED:
         wire.times.note_silence(wire.times.quiet_since, wire.times.ended)
-    if continues and rescue is not None and (before := rescue.continuation) is not None:
-        reported = replace(reported, prompt_tokens=before.prompt_tokens)
-        output += before.tokens
+    if rest is not None:
+        reported = replace(reported, prompt_tokens=rest.prompt_tokens())
+        output += rest.tokens_before()
         tpot = (wire.times.last_token - first_in) / max(output - 1, 1)
     routed.timeline.answered(
         _record(routed, wire),
@@ -61,8 +60,8 @@ def record_winner(routed: RoutedRequest, wire: WireAttempt, first_in: float, res
         gaps=wire.times.gaps(output),
         blocks=routed.estimate.pools[wire.attempt.candidate.endpoint.pool].blocks,
         reasoning_in=wire.times.reasoning_in,
-        answer_in=wire.times.first_in if continues else wire.times.answer_in,
-        usage=None if continues else wire.tap.usage,
+        answer_in=wire.times.answer_in if rest is None else wire.times.first_in,
+        usage=wire.tap.usage if rest is None else None,
         facts=wire.tap.facts,
     )
 

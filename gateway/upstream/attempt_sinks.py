@@ -8,16 +8,37 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from time import monotonic
+from typing import Protocol
 
 from backends.interface import Failure
 from backends.stream.held_reply import unread
 from backends.stream.redaction import mask_secret
-from gateway.upstream.answer import Answer
+from backends.stream.sse import WholeEvents
 from gateway.upstream.attempt import BrokenOff, Milestone, WireAttempt, WireEvent, WireState
 from policies.fleet.pauses import PAUSE
 from policies.types import AttemptOutcome
 
 REST, LEAST_REST, MOST_REST = 0.02, 0.004, 0.05  # share of the time so far; s; s
+
+
+class Reader(Protocol):
+    """Reads a committed attempt. Called within the read that brought the bytes: no method may wait. `only`: where a
+    token passes the answer's only filter as it is, unless the filter holds something, the filter; else None. `framed`:
+    the data with HTTP framing, if the read was exactly one chunk."""
+
+    @property
+    def only(self) -> WholeEvents | None: ...
+
+    @property
+    def write(self) -> Callable[[bytes, bytes], None]:
+        """Write a token that passes as it is."""
+        ...
+
+    def body(self, data: bytes, framed: bytes = b"") -> Failure | None: ...
+
+    def replace_held(self, data: bytes) -> Failure | None:
+        """Complete events in place of all bytes held back; nothing else of the body follows."""
+        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -49,7 +70,7 @@ class AttemptSink:
 class AnswerSink(AttemptSink):
     """The same from the commit on. `answer` has got the bytes that were held."""
 
-    answer: Answer
+    answer: Reader
 
     def join(self) -> WireEvent:
         """Take the place of the first sink. Returns the end of the answer, if already known."""
@@ -81,6 +102,8 @@ class AnswerSink(AttemptSink):
                 wire.note_kind(now)
         if tap.spoiled:
             self.tell(wire, self._end_spoiled())
+        elif (only := self.answer.only) is not None and tap.is_token and not only.held:  # as nearly always
+            self.answer.write(data, framed)
         elif (failure := self.answer.body(data, framed)) is not None:
             self.tell(wire, wire.break_off(failure))
 

@@ -12,7 +12,6 @@ from functools import partial
 from time import monotonic
 from typing import Any
 
-from backends.stream.partial_answer import TextBudget
 from gateway.api.inference_request import InferenceRequest
 from gateway.api.operation_fit import OperationFit
 from gateway.upstream.attempt import WireAttempt
@@ -25,7 +24,6 @@ from policies.fleet.fleet import Fleet
 from policies.routes.route import Route
 
 TURN = 0.004  # s of work on losses of connections in one turn of the loop
-TAKE_OVERS = 8  # broken answers for which a continuation is being asked, at a time
 
 
 class WorkQueue:
@@ -82,19 +80,15 @@ class Dispatcher:
         self.waker = Waker(fleet)
         self.operations = OperationFit()
         self.hedges: dict[tuple[str, float], HedgeBudget] = {}  # by name and share of the route
-        self.texts = TextBudget()  # of answers that may be rescued
-        self.restarting: set[str] = set()  # endpoints that do not continue an answer but begin anew
         self.obstacles = StreamObstacles()  # to the putting together of whole answers
         self.reports = DisbelievedReports()
-        self.take_overs = asyncio.Semaphore(TAKE_OVERS)
         self.losses = WorkQueue()  # an engine that dies or hangs loses many streams at a time
         self.races: dict[WireAttempt, Callable[[Event], None]] = {}  # by attempt, until the end of its request
         self.tasks: set[asyncio.Task[None]] = set()
         fleet.on_found_dead = self._on_found_dead
 
     def reload(self, routes: Iterable[Route]) -> None:
-        """Keep the hedge budgets of routes with an unchanged share; forget what is believed of endpoints."""
-        self.restarting.clear()
+        """Keep the hedge budgets of routes with an unchanged share."""
         known = {(route.name, route.hedge_share) for route in routes}
         self.hedges = {key: budget for key, budget in self.hedges.items() if key in known}
 

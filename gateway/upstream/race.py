@@ -1,6 +1,6 @@
 """Carries out a request: performs the actions of the attempt machine, and reports the events of the attempts to it.
 
-    race -> delivery -> attempt -> answer -> relay
+    race -> attempt -> answer -> relay
 
 References run in this direction alone; results come back as values. The sinks of an exchange hand what an attempt
 returns to the race, in the call of the read: the winner is joined to the answer in the very call of the first token.
@@ -15,20 +15,19 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
-from backends.failures import DIVERGED, LATE, NOT_ASSEMBLED, NOT_READ, OF_STREAMS, SILENT, STOPPED, UNRESCUED
+from backends.failures import LATE, NOT_ASSEMBLED, NOT_READ, OF_STREAMS, SILENT, STOPPED
 from backends.http.loop_aware_timer import LoopAwareTimer
 from backends.interface import Failure
 from gateway.observe.record import RequestOutcome, Stage
 from gateway.refusals import refusal_of
-from gateway.upstream.answer import AssembledAnswer, StreamedAnswer, whole_reply
+from gateway.upstream.answer import Answer, whole_reply
+from gateway.upstream.answer_hooks import NO_ANSWER_HOOKS, AnswerHooks, Recovery, Rest
 from gateway.upstream.attempt import BrokenOff, Milestone, WireAttempt, WireEvent, WireState
 from gateway.upstream.attempt_records import note_won, record_lost, record_winner
 from gateway.upstream.attempt_sinks import AnswerSink, AttemptSink, WholeAnswerSink
-from gateway.upstream.delivery import Delivery
 from gateway.upstream.dispatcher import Dispatcher
 from gateway.upstream.race_facts import RaceFacts
 from gateway.upstream.relay import Relay
-from gateway.upstream.rescue import Rescue
 from gateway.upstream.routed_request import RoutedRequest
 from gateway.upstream.upstream import EVERYWHERE
 from policies.attempts.attempt_events import (
@@ -58,7 +57,9 @@ _ASLEEP = Health.ASLEEP  # a member is slow to look up in an enumeration
 class Race:
     """The attempts of a request. `winner`: the attempt whose answer is relayed, once there is one."""
 
-    def __init__(self, dispatcher: Dispatcher, routed: RoutedRequest, relay: Relay) -> None:
+    def __init__(
+        self, dispatcher: Dispatcher, routed: RoutedRequest, relay: Relay, hooks: AnswerHooks = NO_ANSWER_HOOKS
+    ) -> None:
         self.dispatcher = dispatcher
         self.routed = routed
         self.relay = relay
@@ -66,13 +67,19 @@ class Race:
             self._leave_out_known()
         self.attempts: dict[int, WireAttempt] = {}
         self.winner: WireAttempt | None = None
-        self.rescue = Rescue(routed, dispatcher) if routed.may_rescue else None
-        self._facts = RaceFacts(dispatcher, routed, self.attempts, relay, self.rescue)
-        hedges = dispatcher.hedges_of(routed.route)
+        self._judges = hooks.judge
+        self._recovery: Recovery | None = None
+        for recover in hooks.recover:
+            self._recovery = self._recovery or recover(routed)
+        self._rest: Rest | None = None  # of the answer, that attempts are asked for since it broke
+        self._continues: Rest | None = None  # the rest that the winner has written
+        self._facts = RaceFacts(dispatcher, routed, self.attempts, relay, self._recovery)
+        hedges, limits = dispatcher.hedges_of(routed.route), routed.limits
+        limits.recovers = self._recovery is not None
         self._machine = AttemptMachine(
-            routed.decision, routed.limits, dispatcher.retries, hedges, self._facts, now=monotonic()
+            routed.decision, limits, dispatcher.retries, hedges, self._facts, now=monotonic()
         )
-        self.delivery = Delivery(routed, relay, self.attempts)
+        self.answer = Answer(routed, relay, self.attempts, asyncio.get_running_loop().create_future())
         self._first = b""  # bytes of the answer to be written at the commit
         self._first_in = 0.0  # time of the answer's first token
         self._failure: Failure | None = None  # the last one
@@ -89,7 +96,7 @@ class Race:
         """Return once an answer was relayed to the end. Raises ApiError if every attempt failed before a token."""
         try:
             self.advance(Begin())
-            await self.delivery.done
+            await self.answer.done
         except asyncio.CancelledError:
             if self.relay.stalled:
                 self.routed.timeline.note_error(self.relay.stalled)
@@ -111,9 +118,9 @@ class Race:
             if wire.disbelieved:
                 self.dispatcher.reports.note(wire.attempt.candidate.endpoint.id, wire.disbelieved, monotonic())
         if self.winner is not None:
-            record_winner(self.routed, self.winner, self._first_in, self.rescue)
-        if self.rescue is not None:
-            self.rescue.end(self.winner)
+            record_winner(self.routed, self.winner, self._first_in, self._continues)
+        if self._recovery is not None:
+            self._recovery.end(self.winner)
 
     # -- the machine --------------------------------------------------------------------------
 
@@ -130,7 +137,7 @@ class Race:
                 case Cancel(number, outcome):
                     self._cancel(self.attempts[number], outcome)
                 case Keep(_, shortcoming):
-                    self.routed.timeline.escalated(shortcoming)
+                    self.routed.timeline.kept(shortcoming)
                 case Leave(number, why):
                     self._leave(self.attempts[number], why)
                 case GiveUp():
@@ -144,9 +151,9 @@ class Race:
         try:
             work(*given)
         except Exception as bug:
-            if self.delivery.done.done():
+            if self.answer.done.done():
                 raise
-            self.delivery.refuse(bug)
+            self.answer.refuse(bug)
 
     # -- actions --------------------------------------------------------------------------------
 
@@ -154,10 +161,9 @@ class Race:
         routed, endpoint, fleet = self.routed, attempt.candidate.endpoint, self.dispatcher.fleet
         upstream = routed.upstreams[endpoint.id]
         request = routed.backend_request(upstream, attempt)
-        if self.rescue is not None and attempt.kind is AttemptKind.RESCUE:
-            attempt.candidate = self.rescue.candidate(attempt.candidate)
-        rewriting = routed.rewriting(upstream, endpoint)
-        strict = self.rescue is not None or rewriting.answer is not None
+        recovers = self._recovery is not None
+        rewriting = routed.rewriting(upstream, endpoint, recovers=recovers)
+        strict = recovers or rewriting.answer is not None
         assembled = request.stream and not routed.request.stream
         wire = WireAttempt(attempt, upstream, request, fleet, assembled=assembled, rewriting=rewriting, strict=strict)
         self.attempts[attempt.number] = wire
@@ -179,8 +185,8 @@ class Race:
         self.dispatcher.on_dispatched(routed.request)
 
     def _send(self, wire: WireAttempt, sink: AttemptSink) -> None:
-        if self.rescue is not None and wire.attempt.kind is AttemptKind.RESCUE:
-            wire.connecting = self.dispatcher.run(self.rescue.send(wire, sink))
+        if self._rest is not None:
+            wire.connecting = self.dispatcher.run(self._rest.send(wire, sink))
         elif wire.attempt.candidate.load.health is _ASLEEP:
             wire.connecting = self.dispatcher.run(self._send_to_woken(wire, sink))
         elif not wire.start(sink):
@@ -209,7 +215,7 @@ class Race:
         try:
             event = self._join(wire, was_kept)
         except Exception as bug:
-            self.delivery.refuse(bug)
+            self.answer.refuse(bug)
         else:
             if event is not None:
                 self.on_wire(wire, event)
@@ -226,21 +232,20 @@ class Race:
             return BrokenOff(failure)
         if wire.whole is not None:
             return Milestone.ENDED
-        assert self.delivery.answer is not None
         gathers = wire.assembled and self.routed.route.gap is None  # each silence counts for a promised `gap`
         sink = WholeAnswerSink if gathers else AnswerSink
-        event = sink(wire, self.on_wire, self._lose, self.delivery.answer).join()
+        event = sink(wire, self.on_wire, self._lose, self.answer).join()
         if self.relay.is_paused:
             self.on_write_paused()
         return event
 
     def _continue(self, wire: WireAttempt, before: WireAttempt) -> Failure | None:
-        """A peer goes on with the answer of `before`, which broke: what the caller has not read yet."""
-        assert self.rescue is not None
-        assert isinstance(self.delivery.answer, StreamedAnswer)
+        """Another attempt writes the rest of the answer of `before`, which broke: what the caller has not read yet."""
+        assert self._rest is not None
         record_lost(self.routed, before)
         wire.times.follow(before.times, monotonic())
-        if (failure := self.delivery.answer.continue_with(self.rescue.take_over(), self._first)) is not None:
+        self._continues = self._rest
+        if (failure := self.answer.continue_with(self._rest.link(), self._first)) is not None:
             wire.stop(AttemptOutcome.BROKEN, failure)
         return failure
 
@@ -255,7 +260,7 @@ class Race:
         if was_kept:  # while another pool was asked
             self.routed.timeline.close((Stage.FAILOVER, monotonic()))
         self.relay.http.writer.flow_control = self
-        self.delivery.begin(wire, self._first)
+        self.answer.begin(wire, self._first)
 
     def _note_stream_lost(self, wire: WireAttempt) -> None:
         """A whole answer shows that it was the stream alone that the endpoint could not give."""
@@ -270,7 +275,7 @@ class Race:
         """Stop reading a committed stream."""
         if why is Leaving.LATE:
             wire.stop(AttemptOutcome.CANCELLED)
-            self.delivery.break_off(BrokenOff(LATE))
+            self.answer.break_off(BrokenOff(LATE))
         elif why is Leaving.READ:
             wire.leave_read()
             self.routed.timeline.finished(RequestOutcome.COMPLETED, monotonic())
@@ -280,20 +285,18 @@ class Race:
     def _give_up(self, action: GiveUp) -> None:
         if not self.relay.begun:
             reopens_in = self._facts.reopens_in(monotonic())
-            self.delivery.refuse(refusal_of(self._failure, action, self.routed.decision, reopens_in))
+            self.answer.refuse(refusal_of(self._failure, action, self.routed.decision, reopens_in))
             return
         assert self._broken is not None
-        if action.ending is Ending.NOT_CONTINUED:
-            if self.rescue is not None:
-                self.rescue.note_refused()
-            self.delivery.break_off(self._broken)
+        if action.ending is Ending.NOT_CONTINUED or self._rest is None:
+            self.answer.break_off(self._broken)
         else:
-            self.delivery.break_off(BrokenOff(DIVERGED if self._failure is DIVERGED else UNRESCUED))
+            self.answer.break_off(BrokenOff(self._rest.unwritten(self._failure)))
 
     # -- events of attempts ------------------------------------------------------------------------
 
     def on_wire(self, wire: WireAttempt, event: WireEvent) -> None:
-        if self.delivery.done.done():
+        if self.answer.done.done():
             return
         match event:
             case Milestone.FIRST_TOKEN:
@@ -301,7 +304,7 @@ class Race:
             case Milestone.WHOLE:
                 self._on_whole(wire)
             case Milestone.ENDED:
-                if (failure := self.delivery.complete(wire)) is not None:
+                if (failure := self.answer.complete(wire)) is not None:
                     self._on_broken(wire, BrokenOff(failure))
                 elif wire.assembled:
                     self._note_difference(wire)
@@ -317,8 +320,8 @@ class Race:
         """Report a lost connection. After the end of the attempt only a bug of the gateway ends the request."""
         if wire.state is not WireState.OVER:
             self.on_wire(wire, wire.on_failure(failure))
-        elif failure is NOT_READ and not self.delivery.done.done():
-            self.delivery.break_off(BrokenOff(NOT_READ))
+        elif failure is NOT_READ and not self.answer.done.done():
+            self.answer.break_off(BrokenOff(NOT_READ))
 
     def _on_first_token(self, wire: WireAttempt) -> None:
         if isinstance(first := self._start(wire), Failure):
@@ -330,11 +333,10 @@ class Race:
             self.dispatcher.fleet.on_first_token(wire, wire.times.first_in)
 
     def _start(self, wire: WireAttempt) -> bytes | Failure:
-        """Build the answer, or read what continues it; the first bytes for the caller."""
-        rescue = self.rescue
-        if rescue is not None and wire.attempt.kind is AttemptKind.RESCUE:
-            return rescue.hear(wire.held.take())
-        return self.delivery.start(wire, () if rescue is None else (rescue.begin(),))
+        """Build the answer, or read the beginning of its rest; the first bytes for the caller."""
+        if self._rest is not None:
+            return self._rest.hear(wire.held.take())
+        return self.answer.start(wire, () if self._recovery is None else (self._recovery.link(),))
 
     def _on_whole(self, wire: WireAttempt) -> None:
         """Rewrite a whole answer. An answer that cannot be rewritten is a failure."""
@@ -344,7 +346,11 @@ class Race:
             return
         wire.stop(AttemptOutcome.COMPLETED)
         wire.whole = reply
-        self.advance(Answered(wire.attempt.number, self.routed.shortcoming(reply)))
+        self.advance(Answered(wire.attempt.number, self._shortcoming(reply)))
+
+    def _shortcoming(self, reply: bytes) -> str:
+        """For which another pool is asked; empty: none."""
+        return next(filter(None, (judge(self.routed.request, reply) for judge in self._judges)), "")
 
     def _on_failed(self, wire: WireAttempt, failure: Failure) -> None:
         """Nothing of an answer was written: the failure can be hidden."""
@@ -355,15 +361,15 @@ class Race:
             self._leave_stream(wire, failure.said)
         record_lost(self.routed, wire)
         if wire is self.winner:
-            self.winner = self.delivery.answer = None
-        self.advance(self._facts.failed(wire, failure))
+            self.winner = None
+        self.advance(self._facts.failed(wire, failure, self._rest))
 
     def _note_unassembled(self, wire: WireAttempt) -> None:
         """The endpoint is asked again, for an answer without tokens to be seen, and the caller pays for one."""
-        answer = self.delivery.answer
-        assert isinstance(answer, AssembledAnswer)
-        self._note_lost(wire, answer.assembler.obstacle, calls=answer.assembler.of_calls)
-        self._leave_stream(wire, answer.assembler.obstacle)
+        assert self.answer.whole is not None
+        found = self.answer.whole.assembler
+        self._note_lost(wire, found.obstacle, calls=found.of_calls)
+        self._leave_stream(wire, found.obstacle)
 
     def _note_lost(self, wire: WireAttempt, what: str, *, calls: bool) -> None:
         request, endpoint = self.routed.request, wire.attempt.candidate.endpoint.id
@@ -377,22 +383,23 @@ class Race:
 
     def _note_difference(self, wire: WireAttempt) -> None:
         """The answer was used. A stream that lacks its last event may lack the usage for that reason alone."""
-        answer, request = self.delivery.answer, self.routed.request
-        if isinstance(answer, AssembledAnswer) and answer.assembler.difference and wire.tap.terminated:
-            found, endpoint = answer.assembler, wire.attempt.candidate.endpoint.id
+        whole, request = self.answer.whole, self.routed.request
+        if whole is not None and whole.assembler.difference and wire.tap.terminated:
+            found, endpoint = whole.assembler, wire.attempt.candidate.endpoint.id
             self.dispatcher.obstacles.note_odd(
                 endpoint, request.operation, request.caller, found.difference, monotonic(), calls=found.of_calls
             )
 
     def _on_broken(self, wire: WireAttempt, broken: BrokenOff) -> None:
-        """A peer continues, or the answer ends by an error."""
+        """Others write the rest, or the answer ends by an error."""
         if not self.relay.begun:
             return self._on_failed(wire, broken.failure)
         self._broken, blame = broken, BLAME[broken.failure.kind.value]
-        if self.rescue is None:
+        if self._recovery is None:
             return self.advance(Broken(blame))
-        self.rescue.note_restart(wire)
-        return self.advance(self.rescue.broken(wire.attempt, blame))
+        rest = self._recovery.recover(wire, broken.failure, self.answer.unwritten, self._machine.others())
+        self._rest = rest or self._rest
+        return self.advance(Broken(blame, () if rest is None else rest.others))
 
     # -- WriteFlowControl -------------------------------------------------------------------------
 
@@ -414,4 +421,4 @@ class Race:
             return
         if self.winner is not None:
             self.winner.stop(AttemptOutcome.CANCELLED)
-        self.delivery.break_off(BrokenOff(STOPPED), RequestOutcome.CUT)
+        self.answer.break_off(BrokenOff(STOPPED), RequestOutcome.CUT)

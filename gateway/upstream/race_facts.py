@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from heapq import nsmallest
+from collections.abc import Mapping, Sequence
 
 from backends.failures import CUT_OFF
 from backends.interface import Failure
+from gateway.upstream.answer_hooks import Recovery, Rest
 from gateway.upstream.attempt import WireAttempt
 from gateway.upstream.dispatcher import Dispatcher
 from gateway.upstream.relay import Relay
-from gateway.upstream.rescue import Rescue
 from gateway.upstream.routed_request import RoutedRequest
 from policies.attempts.attempt_events import NO_FACTS, Failed, Progress
 from policies.blame.blame import BLAME, Blame, Elsewhere
 from policies.types import (
+    FOREVER,
     Attempt,
-    AttemptKind,
     Candidate,
-    Endpoint,
     FirstTokenOutlook,
     Health,
     RejectionKind,
 )
-
-MOST_PEERS = 8  # forecast at a break: those of the pool first, with the least prefill queued
 
 
 class RaceFacts:
@@ -36,14 +32,14 @@ class RaceFacts:
         routed: RoutedRequest,
         attempts: Mapping[int, WireAttempt],
         relay: Relay,
-        rescue: Rescue | None,
+        recovery: Recovery | None,
     ) -> None:
         self.closes = dispatcher.fleet.closes
         self._dispatcher = dispatcher
         self._routed = routed
         self._attempts = attempts
         self._relay = relay
-        self._rescue = rescue
+        self._recovery = recovery
         self._outlier = ""  # endpoint that has refused the request, to be confirmed by another
 
     # -- AttemptFacts -----------------------------------------------------------------------------
@@ -64,7 +60,7 @@ class RaceFacts:
         return self._dispatcher.fleet.view.overtaken(self._attempts[number])
 
     def progress(self, number: int) -> Progress:
-        attempt, rescue = self._attempts[number], self._rescue
+        attempt = self._attempts[number]
         complete = attempt.stream and attempt.answered
         return Progress(
             heard_at=attempt.times.last_byte,
@@ -72,35 +68,13 @@ class RaceFacts:
             complete=complete,
             relayed=complete and attempt.tap.terminated and self._relay.begun,
             paused=self._relay.is_paused,
-            obstacle="" if rescue is None else rescue.obstacle,
         )
 
-    def peer_ttfts(self, number: int, now: float) -> dict[str, float]:
-        """Of endpoints with the same model that continue answers and can bear another prefill: MOST_PEERS of them, as a
-        thousand streams may ask at once."""
-        own, rescue, routed, fleet = self._attempts[number], self._rescue, self._routed, self._dispatcher.fleet
-        if rescue is None:
-            return {}
-        loads = fleet.snapshot_for(routed.request.caller, now).loads
-        here = own.attempt.candidate.endpoint
-        left_out = {here.id, *rescue.unable(own.attempt, loads), *self._dispatcher.restarting}
-        able = (
-            each.endpoint
-            for each in routed.decision.ranked
-            if each.endpoint.id not in left_out
-            and loads[each.endpoint.id].tpot_pressure < 1
-            and routed.model_at(each.endpoint, routed.upstreams[each.endpoint.id]) == own.request.model
-        )
-
-        def order(peer: Endpoint) -> tuple[bool, float]:
-            return peer.pool != here.pool, loads[peer.id].backlog_s
-
-        return {
-            each.id: fleet.view.continuation_ttft(
-                each.id, loads[each.id], routed.estimate.pools[each.pool], rescue.remembered.tokens, now
-            )
-            for each in nsmallest(MOST_PEERS, able, key=order)
-        }
+    def patience(self, number: int, others: Sequence[Candidate]) -> float:
+        if self._recovery is None:
+            return FOREVER
+        own = self._attempts[number]
+        return self._recovery.patience(own.attempt, own.tpot(), others)
 
     def without_larger_window(self, pool: str) -> frozenset[str]:
         return self._dispatcher.fleet.view.without_larger_window(pool)
@@ -117,11 +91,10 @@ class RaceFacts:
 
     # -- a failed attempt -------------------------------------------------------------------------
 
-    def failed(self, wire: WireAttempt, failure: Failure) -> Failed:
-        """The failure, with the facts that decide where the request goes."""
-        blame, rescue = BLAME[failure.kind.value], self._rescue
+    def failed(self, wire: WireAttempt, failure: Failure, rest: Rest | None) -> Failed:
+        """The failure, with the facts that decide where the request goes. `rest`: of the answer, that was asked for."""
+        blame = BLAME[failure.kind.value]
         refused = blame.elsewhere is Elsewhere.NOWHERE
-        continued = wire.attempt.kind is AttemptKind.RESCUE and refused
         return Failed(
             wire.attempt.number,
             blame,
@@ -131,7 +104,7 @@ class RaceFacts:
             doubtful=refused and self._doubt(wire),
             whole=bool(wire.unassembled) and failure not in CUT_OFF,
             whole_at_last=bool(wire.unassembled),
-            restart=rescue.restart() if continued and rescue is not None else None,
+            anew=rest.asks_anew() if refused and rest is not None else None,
         )
 
     def _may_translate(self, wire: WireAttempt, blame: Blame) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,11 +10,8 @@ from backends.interface import Backend, BackendRequest, Operation
 from backends.translation.masked_messages import MASKED_MESSAGES
 from backends.translation.reply_translation import AnswerTranslation, RewrittenAnswer
 from backends.translation.translation import Translation
-from gateway.api.answer_quality import shortcoming
 from gateway.api.inference_request import InferenceRequest
 from gateway.api.request_ids import new_request_id
-from gateway.api.state_answer import StateAnswer
-from gateway.api.threads import ThreadAnswer
 from gateway.observe.timeline import RequestTimeline
 from gateway.upstream.upstream import Upstream
 from policies.attempts.attempt_events import AttemptLimits
@@ -57,18 +54,18 @@ class RoutedRequest:
     path: str = ""  # of the caller's request
     masked_pools: frozenset[str] = frozenset()  # pools of which no caller may learn the counts of cached tokens
     idle: float = FOREVER  # s without a byte in mid-stream
-    may_rescue: bool = field(init=False)  # a peer may continue the answer
+    judged: bool = False  # whole answers are, so they are asked for as such
+    rewrite: Callable[[str], RewrittenAnswer] | None = None  # of the answer of an endpoint in the caller's own dialect
     assembled: bool = field(init=False)  # asked for as a stream, and put together for the caller
     unseen: frozenset[str] = frozenset()  # endpoints that are asked for a whole answer nevertheless
 
     def __post_init__(self) -> None:
-        self.may_rescue = self.route.rescue == "on" and self.request.stream
         self.assembled = not self.request.stream and self._may_assemble()
 
     def _may_assemble(self) -> bool:
-        """True if a pool of the decision can stream this answer without loss, it is of use to see its tokens, and the
-        route judges no whole answers. The endpoints of other pools are asked for whole answers."""
-        if self.route.upstream_stream == "off" or self.route.escalate or not self._is_watched:
+        """True if a pool of the decision can stream this answer without loss, it is of use to see its tokens, and whole
+        answers are not judged. The endpoints of other pools are asked for whole answers."""
+        if self.route.upstream_stream == "off" or self.judged or not self._is_watched:
             return False
         pools = self.decision.pools
         lossy = {endpoint.pool for endpoint in pools if self._has_assembly_obstacle(endpoint)}
@@ -104,11 +101,6 @@ class RoutedRequest:
         """Usage is always requested upstream, and removed for callers without `include_usage`."""
         return self.request.stream and not self.request.wants_usage
 
-    def shortcoming(self, reply: bytes) -> str:
-        """The shortcoming of a whole answer, for which the route asks another pool; empty: none."""
-        request, wanted = self.request, self.route.escalate
-        return shortcoming(request.operation, request.body, reply, wanted) if wanted else ""
-
     @property
     def limits(self) -> AttemptLimits:
         """Limits of the attempt machine."""
@@ -126,8 +118,6 @@ class RoutedRequest:
             checks_forecasts=self.limits_are_meant or route.total is not None,
             limit_at=self.timeline.record.arrival + route.total_limit,
             idle=self.idle,
-            rescue=self.may_rescue,
-            by_pace=not request.tools,
             longer_context=route.fallback.context,
             other_filter=route.fallback.content_filter,
             longest_output=route.output_cap(request.max_tokens) or self.estimate.output_tokens,
@@ -171,15 +161,11 @@ class RoutedRequest:
         record = self.timeline.record
         return int((record.wall + self.decision.deadline - record.arrival) * 1e3)
 
-    def rewriting(self, upstream: Upstream, endpoint: Endpoint) -> Rewriting:
-        masked = bool(self.masked_pools) and self._masks_counts(endpoint)
+    def rewriting(self, upstream: Upstream, endpoint: Endpoint, *, recovers: bool = False) -> Rewriting:
+        """`recovers`: any pool of the decision may write the rest of the answer."""
+        pools = self.decision.pools if recovers and self.masked_pools else (endpoint,)
+        masked = bool(self.masked_pools) and any(each.pool in self.masked_pools for each in pools)
         return Rewriting(self._rewritten_answer(endpoint, masked), upstream.backend.secret, masked)
-
-    def _masks_counts(self, endpoint: Endpoint) -> bool:
-        """A rescue may continue the answer in any other pool."""
-        if self.may_rescue:
-            return any(each.pool in self.masked_pools for each in self.decision.pools)
-        return endpoint.pool in self.masked_pools
 
     def _rewritten_answer(self, endpoint: Endpoint, masked: bool) -> RewrittenAnswer | None:
         translated = self.request.translated.get(endpoint.pool)
@@ -189,10 +175,7 @@ class RoutedRequest:
             steps, bodies = (MASKED_MESSAGES, *steps), (self.request.body, *bodies)
         if steps:
             return AnswerTranslation(steps, bodies)
-        if self.request.state_ids is None:
-            return None
-        keeper = ThreadAnswer if self.request.operation is Operation.MESSAGES else StateAnswer
-        return keeper(self.request.state_ids, endpoint.id)
+        return None if self.rewrite is None else self.rewrite(endpoint.id)
 
 
 def header_safe(model: str) -> str:

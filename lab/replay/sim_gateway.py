@@ -28,9 +28,10 @@ from policies.fleet.peers import PeerLink
 from policies.queue.queue_scheduler import QueueScheduler
 from policies.queue.queued_request import QueuedRequest
 from policies.queue_parts import queue_parts
+from policies.rescue.successors import able, in_order
 from policies.routes.route import Route
-from policies.routing.candidates import uncached_tokens
 from policies.routing.decide import LONGEST_WAIT
+from policies.routing.prompt_counts import uncached_tokens
 from policies.scorers.scorers import tie_break
 from policies.types import (
     FOREVER,
@@ -40,7 +41,6 @@ from policies.types import (
     Candidate,
     Decision,
     FirstTokenOutlook,
-    Health,
     Placement,
     PoolEstimate,
     PrefixBlocks,
@@ -89,7 +89,7 @@ class ActiveRequest:
 
 
 class SimFacts:
-    """A hedge would take the place of a request in the queue; peers continue answers. Nothing else is simulated."""
+    """A hedge would take the place of a request in the queue. Nothing else is simulated."""
 
     closes = False
 
@@ -100,6 +100,7 @@ class SimFacts:
         self.is_closed = steps.NO_FACTS.is_closed
         self.is_overtaken = steps.NO_FACTS.is_overtaken
         self.progress = steps.NO_FACTS.progress
+        self.patience = steps.NO_FACTS.patience
         self.without_larger_window = steps.NO_FACTS.without_larger_window
 
     def is_saturated(self) -> bool:
@@ -110,16 +111,6 @@ class SimFacts:
         load, prompt = fleet.snapshot(now).loads.get(endpoint.id), request.estimate.pools[endpoint.pool]
         known = fleet.view.outlook(request.key(attempt.number), upcoming, load, prompt, now)
         return steps.NO_FACTS.outlook(attempt, sent_at, upcoming, now) if known is None else known
-
-    def peer_ttfts(self, number: int, now: float) -> dict[str, float]:
-        """Of endpoints that can bear another prefill."""
-        view, estimate, written = self._fleet.view, self._request.estimate, self._request.written
-        return {
-            endpoint: view.continuation_ttft(endpoint, load, prompt, written, now)
-            for endpoint, load in self._fleet.snapshot(now).loads.items()
-            if load.health is Health.UP and load.tpot_pressure < 1
-            if (prompt := estimate.pools.get(view.pool_of(endpoint))) is not None
-        }
 
 
 class DecisionOverride:
@@ -261,7 +252,7 @@ class SimGateway:
             max_attempts=request.route.max_attempts,
             hedge=request.route.hedge != "off",
             first_token_limit=self.scenario.first_token_limit,
-            rescue=request.route.rescue == "on",
+            recovers=request.route.rescue == "on",
         )
         hedges, now = self._hedges[request.route.name], self.clock.now
         request.machine = AttemptMachine(
@@ -422,13 +413,13 @@ class SimGateway:
         if (request := self._waiting(key)) is None:
             return
         if request.won == attempt:
-            request.open.pop(attempt)
+            broken = request.open.pop(attempt).candidate
             self.fleet.on_ended(key, AttemptOutcome.BROKEN, self.clock.now, AttemptReport())
-            self._break_off(request, max(written, 1))
+            self._break_off(request, broken, max(written, 1))
         else:
             self._fail(request, steps.Failed(attempt, BLAME["reset"], accepted=True))
 
-    def _break_off(self, request: ActiveRequest, written: int) -> None:
+    def _break_off(self, request: ActiveRequest, broken: Candidate, written: int) -> None:
         """A peer that is up continues the answer, on a route with `rescue`."""
         if request.route.rescue == "off":
             return self._close(request, ReplayOutcome.BROKEN)
@@ -439,9 +430,20 @@ class SimGateway:
             request.entered_at = self.clock.now
             request.decision = None
             return self._enqueue(request)
-        loads = self.fleet.snapshot(self.clock.now).loads
-        unable = {endpoint: "no peer is up" for endpoint, load in loads.items() if load.health is not Health.UP}
-        return self._step(request, steps.Broken(BLAME["reset"], unable=unable))
+        assert request.machine is not None
+        return self._step(request, steps.Broken(BLAME["reset"], self._peers(request, request.machine.others(), broken)))
+
+    def _peers(self, request: ActiveRequest, others: Sequence[Candidate], broken: Candidate) -> list[Candidate]:
+        """Those that are up, in order; of those that can bear another prefill the forecast as of now tells."""
+        now, view, pools = self.clock.now, self.fleet.view, request.estimate.pools
+        loads = self.fleet.snapshot(now).loads
+        found = able(others, loads, lambda endpoint: "")
+        ttfts = {
+            each.id: view.continuation_ttft(each.id, loads[each.id], pools[each.pool], request.written, now)
+            for each in (candidate.endpoint for candidate in found)
+            if loads[each.id].tpot_pressure < 1
+        }
+        return in_order(broken.endpoint, found, ttfts)
 
     def _on_refused(self, key: int, refused: Refused) -> None:
         blame = BLAME[{0: "connect", 400: "client", 429: "rate_limited"}.get(refused.status, "overloaded")]

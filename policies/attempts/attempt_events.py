@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
@@ -40,8 +40,8 @@ class Failed:
     """An attempt has ended, and nothing of an answer has been written.
 
     `retry_after`: s, as the server asked. `accepted`: the server had taken the request. `translated`: the pool can be
-    asked in another dialect. `doubtful`: the endpoint refuses what its siblings answer. `restart`: an endpoint that
-    refuses to continue an answer may be asked for the whole of it; None: no continuation was refused. `whole`: the
+    asked in another dialect. `doubtful`: the endpoint refuses what its siblings answer. `anew`: an endpoint that
+    refuses to go on with an answer may be asked in another way; None: it was not asked to go on. `whole`: the
     endpoint has answered by a stream that the gateway could not put together, and is asked for a whole answer.
     `whole_at_last`: it may be the stream alone that has failed, and no other endpoint may be left.
     """
@@ -52,7 +52,7 @@ class Failed:
     accepted: bool = False
     translated: bool = False
     doubtful: bool = False
-    restart: bool | None = None
+    anew: bool | None = None
     whole: bool = False
     whole_at_last: bool = False
 
@@ -76,15 +76,10 @@ class ClientGone:
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """The committed stream broke, of which a part has been written.
-
-    `obstacle`: the reason for which no endpoint can continue the answer; empty: some can. `unable`: those that cannot,
-    with the reason.
-    """
+    """The committed stream broke, of which a part has been written. `others`: who may write the rest, in order."""
 
     blame: Blame
-    obstacle: str = ""
-    unable: Mapping[str, str] = field(default_factory=dict)
+    others: Sequence[Candidate] = ()
 
 
 Event = Begin | FirstToken | Answered | Failed | EndpointDown | TimerFired | ClientGone | Broken
@@ -101,7 +96,6 @@ class Progress:
     complete: bool = False  # the answer has ended, and the connection has not
     relayed: bool = False  # all of a complete answer was written to the caller, its last event included
     paused: bool = False  # the caller does not read, so nothing is read from the server
-    obstacle: str = ""  # the reason for which nobody could continue the answer
 
 
 class AttemptFacts(Protocol):
@@ -127,8 +121,8 @@ class AttemptFacts(Protocol):
 
     def progress(self, number: int) -> Progress: ...
 
-    def peer_ttfts(self, number: int, now: float) -> Mapping[str, float]:
-        """Seconds in which endpoints that could continue the stream of the attempt would begin, by id."""
+    def patience(self, number: int, others: Sequence[Candidate]) -> float:
+        """Seconds without a byte after which the committed stream is left for one of `others` to write the rest."""
         ...
 
     def without_larger_window(self, pool: str) -> frozenset[str]:
@@ -156,8 +150,8 @@ class NoFacts:
     def progress(self, number: int) -> Progress:
         return Progress()
 
-    def peer_ttfts(self, number: int, now: float) -> Mapping[str, float]:
-        return {}
+    def patience(self, number: int, others: Sequence[Candidate]) -> float:
+        return FOREVER
 
     def without_larger_window(self, pool: str) -> frozenset[str]:
         return frozenset({pool})
@@ -181,8 +175,7 @@ class AttemptLimits:
     checks_forecasts: bool = False  # a forecast may exceed its limit
     limit_at: float = FOREVER  # end of the time for the whole answer
     idle: float = FOREVER  # without a byte, in mid-stream
-    rescue: bool = False  # a broken stream may be continued
-    by_pace: bool = False  # a silent stream may be left by its pace: no parser of tool calls holds tokens back
+    recovers: bool = False  # others may write the rest of a broken stream
     longer_context: bool = True  # a prompt too long for one pool may go to another
     other_filter: bool = False  # a content refused by one pool may go to another
     longest_output: int | None = None  # tokens

@@ -28,8 +28,8 @@ Rules:
   stream has failed is asked so where no other endpoint is left.
 - An attempt at an endpoint found dead (EndpointDown) is left for the next candidate, if there is one.
 - A committed stream is looked at when silent, and left or not (`policies.attempts.committed_stream`).
-- Where nothing of the answer was written, a failure is followed as before the commit; else a peer continues (Broken):
-  an endpoint without a failure in this request, of the same pool if there is one, else of the other tiers.
+- Where nothing of the answer was written, a failure is followed as before the commit; else others race to write the
+  rest, where there are any (Broken): endpoints without a failure in this request.
 - Events about attempts that have ended, and all events after the end, change nothing.
 """
 
@@ -64,8 +64,8 @@ from policies.attempts.attempt_events import (
 )
 from policies.attempts.attempt_states import TRANSITIONS, AttemptState
 from policies.attempts.budgets import HedgeBudget, RequestBudgets, RetryBudget
-from policies.attempts.candidate_walk import NOTHING_KNOWN, CandidateWalk
-from policies.attempts.committed_stream import idle_of, look, obstacle_of, patience, without_caller
+from policies.attempts.candidate_walk import CandidateWalk
+from policies.attempts.committed_stream import idle_of, look, without_caller
 from policies.attempts.first_token_limits import first_token_limit
 from policies.attempts.pending_attempt import PendingAttempt, SilenceFinding, SilenceLook
 from policies.attempts.retry_rules import BACKOFF, is_charged, is_lost, pools_alike, wait_before_retry
@@ -163,11 +163,7 @@ class AttemptMachine:
         self._end(AttemptState.COMMITTED)
         kept, limits = self.kept, self._limits
         self._committed, self.kept = attempt, None
-        wait = idle_of(limits, attempt.candidate)
-        if limits.rescue:
-            peers = self._walk.peers(attempt.candidate)
-            wait = patience(limits, attempt.candidate, None, peers[0] if peers else None)
-        self._look_at = min(now + wait, limits.limit_at)
+        self._look_at = min(now + self._patience(attempt), limits.limit_at)
         if kept is not None and kept is not attempt:
             self._actions.append(Cancel(kept.number, AttemptOutcome.COMPLETED))
         self._actions.append(Commit(attempt.number, was_kept=kept is attempt))
@@ -216,9 +212,9 @@ class AttemptMachine:
         self._walk.avoid(alike or ())
         if self.pending:
             self._weigh_anew(now)
-        elif failure.restart and self._walk.may_open:
+        elif failure.anew and self._walk.may_open:
             self._open(candidate, self._next_kind, now)
-        elif alike is None and not failure.doubtful and failure.restart is None:
+        elif alike is None and not failure.doubtful and failure.anew is None:
             self._give_up(Ending.REFUSED, f"attempt {failure.number} failed and no other endpoint would do better")
         elif self._retry_elsewhere(failure, candidate, now):
             return
@@ -302,24 +298,33 @@ class AttemptMachine:
 
     # -- after the commit -----------------------------------------------------------------------
 
-    def _broken(self, broken: Broken, now: float) -> None:
-        """Race again for the rest of the answer, among the peers of the broken endpoint."""
+    def others(self) -> Sequence[Candidate]:
+        """Candidates that might write the rest of the committed answer: those without a failure in this request."""
         assert self._committed is not None
-        walk, own = self._walk, self._committed.candidate
-        walk.lost.add(own.endpoint.id)
-        walk.deaths += is_lost(broken.blame)
-        obstacle = obstacle_of(broken, self._limits, walk.peers(own))
-        known = NOTHING_KNOWN if obstacle else self._facts.peer_ttfts(self._committed.number, now)
-        self._race_for_rest(walk.peers(own, broken.unable, known))
-        if obstacle:
-            self._give_up(Ending.NOT_CONTINUED, obstacle)
-        else:
-            self._go_on(now, *walk.exhausted(self._share.denied))
+        return self._walk.others(self._committed.candidate)
 
-    def _race_for_rest(self, peers: Sequence[Candidate]) -> None:
-        """Attempts from here on continue the answer: without a deadline, and without hedges."""
-        self._walk.go_through(peers)
-        self._next_kind = AttemptKind.RESCUE
+    def _patience(self, attempt: Attempt) -> float:
+        """Seconds without a byte after which the committed stream is left."""
+        idle = idle_of(self._limits, attempt.candidate)
+        return min(idle, self._facts.patience(attempt.number, self.others())) if self._limits.recovers else idle
+
+    def _broken(self, broken: Broken, now: float) -> None:
+        """Race again for the rest of the answer."""
+        assert self._committed is not None
+        walk = self._walk
+        walk.lost.add(self._committed.candidate.endpoint.id)
+        walk.deaths += is_lost(broken.blame)
+        others = broken.others if walk.may_open else ()
+        self._race_for_rest(others)
+        if others:
+            self._go_on(now, *walk.exhausted(self._share.denied))
+        else:
+            self._give_up(Ending.NOT_CONTINUED, "nobody may write the rest")
+
+    def _race_for_rest(self, others: Sequence[Candidate]) -> None:
+        """Attempts from here on write the rest of the answer: without a deadline, and without hedges."""
+        self._walk.go_through(others)
+        self._next_kind = AttemptKind.REST
         silence = self._limits.first_token_limit if self._limits.idle == FOREVER else self._limits.idle
         self._limits = replace(self._limits, hedge=False, first_token_limit=silence)
         self._deadline = self._look_at = FOREVER
@@ -327,9 +332,7 @@ class AttemptMachine:
 
     def _check_stream(self, attempt: Attempt, now: float) -> None:
         """Leave the committed stream, or look again later."""
-        peers = self._walk.peers(attempt.candidate) if self._limits.rescue else ()
-        progress = self._facts.progress(attempt.number)
-        found = look(self._limits, attempt.candidate, progress, peers[0] if peers else None, now)
+        found = look(self._limits, self._patience(attempt), self._facts.progress(attempt.number), now)
         if not isinstance(found, Leaving):
             self._look_at = found
             return

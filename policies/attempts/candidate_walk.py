@@ -9,9 +9,7 @@ Rules:
 - With `retries` of the route each level (a tier and those beside it) has that many attempts after its first, in turns
   of its endpoints, before the next level; the rule of the last attempt does not apply.
 - A candidate at its cap or rate limit is passed over, and stays worth an attempt where no other is left.
-- Once an answer has begun, the walk is through its peers: endpoints without a failure in this request. Those of the
-  same pool come first, then the others pool by pool as ranked; of each the soonest as of now: an engine that dies
-  leaves many answers at once, and the ranking of each is as old as the answer.
+- Once an answer has broken, the walk is through those that may write the rest of it.
 """
 
 from __future__ import annotations
@@ -22,11 +20,10 @@ from itertools import cycle, islice
 from policies.attempts.attempt_events import AttemptFacts, AttemptLimits, Ending
 from policies.attempts.first_token_limits import exceeds_limit
 from policies.routes.levels import FailureCause
-from policies.types import FOREVER, Attempt, AttemptKind, Candidate
+from policies.types import Attempt, AttemptKind, Candidate
 
 OWN_TIERS: Mapping[str, FailureCause] = {"context": "context", "content_filter": "content_filter"}  # by kind of failure
 MAX_DEATHS = 2  # of endpoints after acceptance of the request
-NOTHING_KNOWN: Mapping[str, float] = {}
 
 
 class CandidateWalk:
@@ -196,25 +193,15 @@ class CandidateWalk:
 
     # -- the rest of an answer ----------------------------------------------------------------
 
-    def peers(
-        self,
-        begun: Candidate,
-        unable: Collection[str] = (),
-        known: Mapping[str, float] = NOTHING_KNOWN,
-    ) -> Sequence[Candidate]:
-        """Candidates to continue the answer of `begun`, by pool: the same one, then the others as ranked; of each the
-        soonest first by the TTFTs that are `known`. None where no further attempt is allowed. `unable`: endpoints,
-        beside those with a failure."""
-        if not self.may_open:
-            return ()
-        own, left_out = begun.endpoint, self.lost.union(unable, [begun.endpoint.id])
-        able = [each for each in self._ranked if each.endpoint.id not in left_out]
-        pools = [*dict.fromkeys([own.pool, *(each.endpoint.pool for each in able)])]
-        return sorted(able, key=lambda each: (pools.index(each.endpoint.pool), known.get(each.endpoint.id, FOREVER)))
+    def others(self, begun: Candidate) -> Sequence[Candidate]:
+        """Candidates without a failure that might write the rest of the answer of `begun`, as ranked. None where no
+        further attempt is allowed."""
+        left_out = {begun.endpoint.id, *self.lost}
+        return [each for each in self._ranked if each.endpoint.id not in left_out] if self.may_open else ()
 
-    def go_through(self, peers: Sequence[Candidate]) -> None:
+    def go_through(self, candidates: Sequence[Candidate]) -> None:
         """From here on these are the candidates."""
-        self._candidates, self._passed = peers, 0
+        self._candidates, self._passed = candidates, 0
         self._after, self._levels = None, ()
         self.closed, self.avoided = [], set()
 

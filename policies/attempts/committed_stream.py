@@ -1,9 +1,8 @@
-"""Decides when a committed stream is left, and who may continue a broken one.
+"""Decides when a committed stream is left.
 
 Rules:
 - A stream without a byte for `idle` is left, and so is a stream past the limit of time for the whole answer.
-- Where a peer can continue, the pace decides before: after 20 of the stream's mean gaps, twice the peer's predicted
-  TTFT or 2 s, whichever is longest.
+- Where others may write the rest, it is left as soon as they say (`AttemptFacts.patience`).
 - A caller that does not read stops the reading from the server: that is no silence.
 - An answer that has ended on an open connection is complete. A caller that leaves after the last event of its answer
   has a complete answer, whoever closes first.
@@ -11,13 +10,9 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from policies.attempts.attempt_events import AttemptLimits, Broken, Cancel, Leave, Leaving, Progress
-from policies.attempts.retry_rules import OWN_FAULTS
+from policies.attempts.attempt_events import AttemptLimits, Cancel, Leave, Leaving, Progress
 from policies.types import AttemptOutcome, Candidate
 
-LEAST_SILENCE, GAPS, TTFTS = 2.0, 20, 2  # s; mean gaps between two tokens; predicted TTFTs of the peer
 SOON = 0.05  # s, the least time between two looks
 
 
@@ -26,26 +21,13 @@ def idle_of(limits: AttemptLimits, own: Candidate) -> float:
     return limits.idle if own.endpoint.stream_idle is None else own.endpoint.stream_idle
 
 
-def patience(limits: AttemptLimits, own: Candidate, tpot: float | None, peer: Candidate | None) -> float:
-    """Seconds without a byte after which the stream may be left. `peer`: the first that could continue."""
-    idle = idle_of(limits, own)
-    if peer is None or not (limits.rescue and limits.by_pace):
-        return idle
-    return min(idle, max(LEAST_SILENCE, GAPS * (tpot or 0.0), TTFTS * peer.forecast.p50))
-
-
-def look(
-    limits: AttemptLimits, own: Candidate, progress: Progress, peer: Candidate | None, now: float
-) -> Leaving | float:
-    """Reason to leave the stream now, or the time of the next look."""
-    quiet, idle = now - progress.heard_at, idle_of(limits, own)
-    allowed = patience(limits, own, progress.tpot, peer)
+def look(limits: AttemptLimits, allowed: float, progress: Progress, now: float) -> Leaving | float:
+    """Reason to leave the stream now, or the time of the next look. `allowed`: s without a byte."""
+    quiet = now - progress.heard_at
     if now >= limits.limit_at and not progress.complete:
         return Leaving.LATE
     if progress.paused or quiet < allowed:
         return min(now + max(allowed - quiet, SOON), limits.limit_at if now < limits.limit_at else now + SOON)
-    if quiet < idle and (progress.obstacle or peer is None):
-        return min(progress.heard_at + idle, limits.limit_at)
     return Leaving.COMPLETE if progress.complete else Leaving.SILENT
 
 
@@ -54,14 +36,3 @@ def without_caller(number: int, progress: Progress) -> Leave | Cancel:
     if progress.relayed and not progress.paused:
         return Leave(number, Leaving.READ)
     return Cancel(number, AttemptOutcome.CANCELLED)
-
-
-def obstacle_of(broken: Broken, limits: AttemptLimits, peers: Sequence[Candidate]) -> str:
-    """Reason for which no peer may continue the answer; empty: one may. `peers`: able or not."""
-    if broken.blame.fault in OWN_FAULTS:
-        return "an error of the request"
-    if not limits.rescue:
-        return "the route asks for no rescue"
-    if broken.obstacle or any(peer.endpoint.id not in broken.unable for peer in peers):
-        return broken.obstacle
-    return broken.unable[peers[0].endpoint.id] if peers else "no peer is left"

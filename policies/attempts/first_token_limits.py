@@ -20,12 +20,12 @@ EXPLAINED = 3.0  # times the p90 of a forecast: a longer silence is not explaine
 
 def first_token_limit(limits: AttemptLimits, candidate: Candidate, kind: AttemptKind = AttemptKind.PRIMARY) -> float:
     """Seconds that the candidate may take to its first token: as configured; else as long as is usual, as the route
-    promises, or as its forecast can explain. Of an answer that is not streamed, the whole is awaited. What continues an
+    promises, or as its forecast can explain. Of an answer that is not streamed, the whole is awaited. The rest of an
     answer has the time of any other token."""
     endpoint, forecast, limit = candidate.endpoint, candidate.forecast, limits.first_token_limit
     if limits.unseen and endpoint.id in limits.unseen:
         return max(endpoint.first_token_limit or 0.0, limits.whole)
-    if kind is AttemptKind.RESCUE:
+    if kind is AttemptKind.REST:
         return limit
     is_meant = limits.limit_is_meant
     if (own := endpoint.first_token_limit) is not None:

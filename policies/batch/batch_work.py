@@ -24,6 +24,7 @@ from policies.queue.queued_request import HoldRule, QueuedRequest
 from policies.tenant_use import TenantUse
 from policies.types import FOREVER, NEVER, TINY, Candidate, Load
 
+VALLEY = HoldRule("valley", "an engine with room to spare, or the end of its own time: its answer is due in a while")
 HURRY_FROM = 0.7  # of the time left, that work takes at the measured rate
 HORIZONS = (60.0, 600.0, 3600.0, 6 * 3600.0)  # s of waiting, over which the rate is averaged
 PRIOR_S, PRIOR_RATE = 30.0, 2.0  # s of waiting, and s of work begun per second, believed at first: it is soon known
@@ -175,7 +176,7 @@ class Batch(QueuePart):
         hurry, pool = self.work.hurry(queued, engine.now), engine.pool
         load, prefill_s = engine.load, engine.prefill_s
         is_valley = self.work.is_valley(pool.name, len(pool.endpoints), load, prefill_s, hurry, engine.now)
-        return HoldRule.VALLEY if not is_valley or (engine.late and hurry < 1) else None
+        return VALLEY if not is_valley or (engine.late and hurry < 1) else None
 
     def reach(self, queued: QueuedRequest, now: float) -> BestEffortReach | None:
         return None if queued.due == FOREVER else BestEffortReach(self.work.hurry(queued, now) >= 1, each_endpoint=True)

@@ -12,6 +12,7 @@ from policies.queue.queued_request import HoldRule, QueuedRequest
 from policies.tenant_use import TenantUse
 from policies.types import FOREVER, Candidate
 
+SHARE = HoldRule("share", "use of the engines by other tenants: its tenant is above its share")
 HARMLESS = 0.01  # expected TPOT misses because of a request of a tenant above its share
 
 
@@ -22,12 +23,12 @@ class FairShare(QueuePart):
         self.use = TenantUse()
 
     def behind(self, queued: QueuedRequest) -> HoldRule | None:
-        return HoldRule.SHARE if self.use.is_over(queued.tenant) else None
+        return SHARE if self.use.is_over(queued.tenant) else None
 
     def hold(self, queued: QueuedRequest, engine: IdleEngine) -> HoldRule | None:
         if not self.use.is_over(queued.tenant):
             return None
-        return HoldRule.SHARE if expected_tpot_misses(engine.load, engine.prefill_s) > HARMLESS else None
+        return SHARE if expected_tpot_misses(engine.load, engine.prefill_s) > HARMLESS else None
 
     def precedence(self, queued: QueuedRequest) -> tuple[float, ...]:
         return (self.use.of(queued.tenant),)

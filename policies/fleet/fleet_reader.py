@@ -63,12 +63,13 @@ class FleetReader:
         tokens, blocks = prompt.tokens, prompt.blocks
         first = blocks.hashes[0] if blocks.hashes else None
         for name, load in loads.items():
-            state, wait, rtt = states[name], 0.0, 0.0
-            predictor = state.predictor if state.pool.local else state.predictor.of(prompt.effort)
-            if state.network is not None:
-                rtt, wait = state.network.network_s()
+            state, wait, rtt, hit, to_load = states[name], 0.0, 0.0, 0, NOTHING
+            predictor, cache, network = state.predictor, state.cache, state.network
+            if not state.pool.local:
+                predictor = predictor.of(prompt.effort)
+            if network is not None:
+                rtt, wait = network.network_s()
                 wait += rtt
-            cache, hit, to_load = state.cache, 0, NOTHING
             if first in cache.index.runs:  # of most endpoints it is not
                 hit = cache.hit(prompt, state.block_size)
             if adapter and state.adapters is not None:
@@ -76,8 +77,8 @@ class FleetReader:
                 wait, load_s = wait + adapter_wait.seconds, adapter_wait.load_s
             if cache.residency is not None:
                 hit, to_load = state.loadable(prompt, hit, load)
-            if to_load:
-                wait += state.kv_loads.seconds(to_load)
+                if to_load:
+                    wait += state.kv_loads.seconds(to_load)
             forecast = predictor.predict(load, tokens, hit, now, wait, load_s)
             chance = forecast.probability(left)
             # By position: names take twice as long, and this is the loop over all endpoints of a decision.

@@ -359,18 +359,19 @@ def reopens_in(tpot_pressure: float, prefill_s: float) -> float:
 
 def expected_tpot_misses(load: Load, seconds: float) -> float:
     """Answers which a prefill of `seconds`, sent now, would make miss their TPOT."""
-    curve, stalled = load.expected_tpot_misses, load.stalled
-    if not curve:
+    if not (curve := load.expected_tpot_misses):
         return 0.0
-    return _misses(curve, stalled + seconds) - (_misses(curve, stalled) if stalled else 0.0)
+    if stalled := load.stalled:
+        return _misses(curve, stalled + seconds) - _misses(curve, stalled)
+    return _misses(curve, seconds)
 
 
 def _misses(curve: MissCurve, stall: float) -> float:
     """Linear between grid points."""
-    i = bisect_left(STALL_GRID, stall)
-    if i == 0:
-        return curve[0] * stall / STALL_GRID[0]
-    if i == len(STALL_GRID):
+    grid = STALL_GRID
+    if stall > grid[-1]:
         return curve[-1]
-    before, at = curve[i - 1], STALL_GRID[i - 1]
-    return before + (curve[i] - before) * (stall - at) / (STALL_GRID[i] - at)
+    if not (i := bisect_left(grid, stall)):
+        return curve[0] * stall / grid[0]
+    before, at = curve[i - 1], grid[i - 1]
+    return before + (curve[i] - before) * (stall - at) / (grid[i] - at)

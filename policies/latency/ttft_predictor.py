@@ -227,39 +227,32 @@ class EnginePredictor(TtftPredictor):
         self.drain_rate = self.max_prefill_rate
 
     def point_estimate(self, work: PrefillWork, now: float) -> float:
-        return (
-            self._base_s
-            + self._length_s * work.prompt_tokens
-            + self._token_s * (work.uncached + work.queued_tokens)
-            + self._pair_s * work.pairs
-            + self._running_s * work.running
-        )
+        base, length, token, pair, running = self._costs
+        tokens = work.uncached + work.queued_tokens
+        return base + length * work.prompt_tokens + token * tokens + pair * work.pairs + running * work.running
 
     def predict(
         self, load: Load, tokens: int, hit: int, now: float, wait: float = 0.0, load_s: float = 0.0
     ) -> Forecast:
-        uncached, queued = tokens - hit, 0.0
+        base, length, token, pair, running = self._costs
+        uncached, errors, queued = tokens - hit, self._idle_errors, load.queued_tokens
         pairs = uncached * (hit + 0.5 * uncached)
-        prefill_s = self._token_s * uncached + self._pair_s * pairs
-        if load.queued_tokens:
-            queued = max(load.queued_tokens - self.drain_rate * (now - load.at), load.queued_tokens * REMAINDER)
+        prefill_s = token * uncached + pair * pairs + load_s
+        if queued:
+            queued, errors = max(queued - self.drain_rate * (now - load.at), queued * REMAINDER), self._queued_errors
             pairs += queued * self.context_per_token
-        estimate = (
-            self._base_s
-            + self._length_s * tokens
-            + self._token_s * (uncached + queued)
-            + self._pair_s * pairs
-            + self._running_s * (load.running + load.context * CONTEXT_WEIGHT)
-        )
-        errors = self._queued_errors if queued else self._idle_errors
-        ratios, prefill_s = errors.quantiles(now), prefill_s + load_s
-        return Forecast(load.wait + wait + estimate, ratios, load.tpot, self.samples, prefill_s, self._silent_s)
+        decoding = load.running + load.context * CONTEXT_WEIGHT
+        estimate = base + length * tokens + token * (uncached + queued) + pair * pairs + running * decoding
+        ttft = load.wait + wait + estimate
+        return Forecast(ttft, errors.quantiles(now), load.tpot, self.samples, prefill_s, self._silent_s)
 
     def prefill_rate(self, context_per_token: float) -> float:
-        return 1 / (max(self._token_s, MIN_TOKEN) + self._pair_s * context_per_token)
+        _, _, token, pair, _ = self._costs
+        return 1 / (max(token, MIN_TOKEN) + pair * context_per_token)
 
     def prefill_seconds(self, tokens: float, pairs: float) -> float:
-        return self._token_s * tokens + self._pair_s * pairs
+        _, _, token, pair, _ = self._costs
+        return token * tokens + pair * pairs
 
     def warm_start_from(self, sibling: Self, now: float) -> None:
         own = tuple(islice(self._own_samples, 1, None))  # engines begin cold: the first sample does not show the speed
@@ -399,11 +392,7 @@ class EnginePredictor(TtftPredictor):
         self._update_costs()
 
     def _update_costs(self) -> None:
-        """Seconds per unit of each term."""
+        """Seconds per unit of each term: one tuple, as a forecast reads all."""
         base, length, token, pair, running = self._regression.coefficients
-        self._base_s = max(base * BASE, MIN_TTFT)
-        self._length_s = length * LENGTH
-        self._token_s = token * TOKEN
-        self._pair_s = pair * PAIR
-        self._running_s = running * RUNNING
-        self.max_prefill_rate = 1 / max(self._token_s, MIN_TOKEN)
+        self._costs = max(base * BASE, MIN_TTFT), length * LENGTH, token * TOKEN, pair * PAIR, running * RUNNING
+        self.max_prefill_rate = 1 / max(token * TOKEN, MIN_TOKEN)

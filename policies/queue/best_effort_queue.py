@@ -1,4 +1,4 @@
-"""Requests that wait for an idle endpoint: late, without a deadline, or of a tenant above its share.
+"""Requests that wait for an idle endpoint: late, without a deadline, or put behind by a part.
 
 At an overload it holds thousands, and every event looks at it. So what an event costs depends on the number of tenants
 and routes, not on the number of requests. Requests that came back after a refusal are first. A long prefill holds up no

@@ -3,6 +3,9 @@
 A request is in one place at a time: new, in the queue of the assigned endpoint, in the best-effort queue, or in
 dispatch: released, and not yet known to the fleet. A request that waits for a limit which its caller alone has met is
 beside the queue of the endpoint: it holds up no other caller, and is no work ahead.
+
+A decision counts the prefill queued before a request as a wait at the endpoint; so do the seconds until the answers
+there can bear another prefill (`policies.latency.tpot`). Requests held before it count in the provider's rate limit.
 """
 
 from __future__ import annotations
@@ -10,12 +13,15 @@ from __future__ import annotations
 from bisect import insort
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, takewhile
 
+from policies.fleet.fleet import Fleet
 from policies.queue.best_effort_queue import BestEffortQueue
 from policies.queue.queued_request import HoldRule, QueuedRequest
-from policies.types import FOREVER, Candidate, Endpoint
+from policies.routing.decide import decide
+from policies.scorers.scorers import Scorer
+from policies.types import FOREVER, Candidate, Decision, Endpoint, FleetSnapshot, Load
 
 QueueKey = tuple[str, str]  # endpoint, and the caller whose own limit it is; "" for the queue of all
 
@@ -101,7 +107,8 @@ class EndpointQueues:
         return found
 
     def latest_of_largest_tenant(self) -> QueuedRequest:
-        """The latest arrival of the tenant with most requests in the queues; of batch work, if it has some there."""
+        """The latest arrival of the tenant with most requests in the queues; of its work that is due later, if there is
+        some."""
         late, assigned = self.best_effort.queues(), [*chain(*self.assigned.values())]
         held = Counter(queued.tenant for queued in assigned)
         for queue in late:
@@ -109,3 +116,33 @@ class EndpointQueues:
         [(tenant, _)] = held.most_common(1)
         own = (queued for queued in (*assigned, *(queue[-1] for queue in late)) if queued.tenant == tenant)
         return max(own, key=lambda queued: (queued.due < FOREVER, queued.sequence))
+
+
+@dataclass(slots=True)
+class QueueView:
+    """The fleet as of `now`, as a queued request meets it."""
+
+    queues: EndpointQueues
+    fleet: Fleet
+    now: float
+    scorers: Mapping[str, Scorer]
+
+    def decide(self, queued: QueuedRequest, behind: float = 0.0) -> Decision:
+        """`behind`: more seconds to wait for any engine."""
+        snapshot = self.fleet.snapshot_for(queued.request.caller, self.now)
+        if queued.route.scorer == "predicted":
+            ahead, delayed = self.queues.ahead(queued), dict[str, Load]()
+            for name, load in snapshot.loads.items():
+                # To load an adapter elsewhere stalls the answers there, until that engine is closed for its pace too.
+                reopens_in = 0.0 if queued.route.adapters else load.reopens_in
+                if name in ahead or reopens_in or behind:
+                    delayed[name] = self._delayed(name, load, ahead.get(name, Ahead()), behind, reopens_in)
+            if delayed:
+                snapshot = FleetSnapshot(snapshot.at, snapshot.pools, {**snapshot.loads, **delayed})
+        queued.checked_at = self.now
+        return decide(queued, snapshot, self.fleet.view, self.now, self.scorers)
+
+    def _delayed(self, name: str, load: Load, ahead: Ahead, behind: float, reopens_in: float) -> Load:
+        behind = behind if self.fleet.view.is_local(name) else 0.0
+        wait = ahead.prefill_s + behind + max(reopens_in - load.backlog_s, 0.0)
+        return replace(load, wait=wait, limits=load.limits.behind(ahead.requests, ahead.tokens))

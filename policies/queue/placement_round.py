@@ -22,11 +22,10 @@ from functools import partial
 from itertools import chain, islice
 
 from policies.fleet.fleet import Fleet
-from policies.queue.endpoint_queues import EndpointQueues
+from policies.queue.endpoint_queues import EndpointQueues, QueueView
 from policies.queue.hold_rules import IDLE, TICK, HoldRules
 from policies.queue.late_work import LONG, RefusedRequests, late_ttft, retry_after_of
 from policies.queue.queue_part import BestEffortReach
-from policies.queue.queue_view import QueueView
 from policies.queue.queued_request import Hold, HoldRule, QueuedRequest
 from policies.types import FOREVER, Candidate, Decision, Endpoint, Placement, RejectionKind
 

@@ -22,12 +22,11 @@ from operator import attrgetter
 
 from policies.fleet.fleet import Fleet
 from policies.queue.best_effort_queue import BestEffortQueue
-from policies.queue.endpoint_queues import EndpointQueues, QueueKey
+from policies.queue.endpoint_queues import EndpointQueues, QueueKey, QueueView
 from policies.queue.hold_rules import TICK, HoldRules
 from policies.queue.late_work import RefusedRequests
 from policies.queue.placement_round import PlacementRound
 from policies.queue.queue_part import QueuePart, bound_hooks
-from policies.queue.queue_view import QueueView
 from policies.queue.queued_request import Hold, QueuedRequest
 from policies.scorers.scorers import SCORERS, Scorer
 from policies.types import FOREVER, Candidate, Decision, Placement

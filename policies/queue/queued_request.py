@@ -6,34 +6,40 @@ Written by `policies.queue` alone.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import Self
+from typing import ClassVar, Self
 
 from policies.routing.placement_request import PlacementRequest
 from policies.types import FOREVER, NEVER, Candidate, Endpoint
 
 
-class HoldRule(StrEnum):
-    """A rule of the queue that holds a request. The value is the name in Records, metrics and on the page; `freed_by`:
-    the event that frees the request."""
-
-    CAP = "cap", "the end of an answer there: it has as many requests as its cap allows"
-    RATE_LIMIT = "rate_limit", "the provider's rate limit, once it lets this request pass"
-    PREFILL = "prefill", "the end of the prefill in progress there"
-    BLOCKS = "blocks", "the end of answers there: its KV cache is full"
-    PACE = "pace", "answers there that catch up with their TPOT budget"
-    HARM = "harm", "answers there that can bear the prefill: it is late, and would make them late too"
-    VALLEY = "valley", "an engine with room to spare, or the end of its own time: its answer is due in a while"
-    CALM = "calm", "answers there that use less of their pace: it is late"
-    SHARE = "share", "use of the engines by other tenants: its tenant is above its share"
-    TURN = "turn", "the requests that wait for the same endpoints before it"
+class HoldRule(str):
+    """A rule of the queue, or of a part of it, that holds a request. The text is its name in Records, metrics and on
+    the page; `freed_by`: the event that frees the request."""
 
     freed_by: str
+    CAP: ClassVar[HoldRule]
+    RATE_LIMIT: ClassVar[HoldRule]
+    PREFILL: ClassVar[HoldRule]
+    BLOCKS: ClassVar[HoldRule]
+    PACE: ClassVar[HoldRule]
+    HARM: ClassVar[HoldRule]
+    CALM: ClassVar[HoldRule]
+    TURN: ClassVar[HoldRule]
 
     def __new__(cls, name: str, freed_by: str) -> Self:
-        rule = str.__new__(cls, name)
-        rule._value_, rule.freed_by = name, freed_by
+        rule = super().__new__(cls, name)
+        rule.freed_by = freed_by
         return rule
+
+
+HoldRule.CAP = HoldRule("cap", "the end of an answer there: it has as many requests as its cap allows")
+HoldRule.RATE_LIMIT = HoldRule("rate_limit", "the provider's rate limit, once it lets this request pass")
+HoldRule.PREFILL = HoldRule("prefill", "the end of the prefill in progress there")
+HoldRule.BLOCKS = HoldRule("blocks", "the end of answers there: its KV cache is full")
+HoldRule.PACE = HoldRule("pace", "answers there that catch up with their TPOT budget")
+HoldRule.HARM = HoldRule("harm", "answers there that can bear the prefill: it is late, and would make them late too")
+HoldRule.CALM = HoldRule("calm", "answers there that use less of their pace: it is late")
+HoldRule.TURN = HoldRule("turn", "the requests that wait for the same endpoints before it")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +75,7 @@ class QueuedRequest(PlacementRequest):
 
     @property
     def has_other_places(self) -> bool:
-        """The request has a deadline, and the route more than one tier, or tiers divided by region."""
+        """The request has a deadline, and the route more than one tier, or divided ones."""
         return self.deadline < FOREVER and (len(self.route.tiers) > 1 or self.route.prefers_region)
 
     def plan_late(self, chosen: Candidate) -> None:
@@ -94,6 +100,6 @@ class QueuedRequest(PlacementRequest):
     def end_hold(self, now: float) -> None:
         """Note that nothing holds the request any more."""
         if self.hold is not None:
-            rule, seconds = self.hold.rule.value, max(now - self.hold.since, 0.0)
+            rule, seconds = str(self.hold.rule), max(now - self.hold.since, 0.0)
             self.held_s[rule] = self.held_s.get(rule, 0.0) + seconds
             self.hold = None

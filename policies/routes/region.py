@@ -14,15 +14,18 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from policies.types import Candidate, Endpoint
+from policies.route_hooks import Divide, Refused
+from policies.types import Candidate, Endpoint, Load, PoolEstimate, RejectionKind, RequestView
 
 ALIKE, ALIKE_S = 1.5, 0.002  # times the least round trip, and s more, up to which a region is as near
 
+_OUTSIDE = RejectionKind.REGION, "outside of the regions of the route"
 RegionNames = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(min_length=1)]
 
 
@@ -49,17 +52,26 @@ class RoutedRegions(BaseModel):
     def allows(self, endpoint: Endpoint) -> bool:
         return self.only is None or endpoint.region in self.only
 
-    def parts(self, candidates: Sequence[Candidate]) -> list[list[Candidate]]:
-        """The candidates of a tier, divided by region, the preferred part first."""
-        if self.prefer is None:
-            return [[*candidates]]
-        if self.prefer == "nearest":
-            return _by_distance(candidates)
-        order = {name: number for number, name in enumerate(self.prefer)}
-        found: dict[int, list[Candidate]] = {}
-        for each in candidates:
-            found.setdefault(order.get(each.endpoint.region, len(order)), []).append(each)
-        return [found[number] for number in sorted(found)]
+    def only_there(
+        self, request: RequestView, prompt: PoolEstimate, endpoint: Endpoint, load: Load, now: float
+    ) -> Refused | None:
+        """Hook of routes with `only`."""
+        return None if self.allows(endpoint) else _OUTSIDE
+
+    @property
+    def divide(self) -> Divide | None:
+        """Hook of routes with `prefer`: the candidates of a tier by region, the preferred part first."""
+        if self.prefer is None or self.prefer == "nearest":
+            return None if self.prefer is None else _by_distance
+        return partial(_by_name, {name: number for number, name in enumerate(self.prefer)})
+
+
+def _by_name(order: Mapping[str, int], candidates: Sequence[Candidate]) -> list[list[Candidate]]:
+    """`order`: number of the part by region; all other regions are the last part."""
+    found: dict[int, list[Candidate]] = {}
+    for each in candidates:
+        found.setdefault(order.get(each.endpoint.region, len(order)), []).append(each)
+    return [found[number] for number in sorted(found)]
 
 
 def _by_distance(candidates: Sequence[Candidate]) -> list[list[Candidate]]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate, pairwise
 from types import NoneType
 from typing import Annotated, Any, Literal, Self, get_args
@@ -32,11 +32,15 @@ from pydantic import (
     model_validator,
 )
 
+from policies.adapters import knows_adapter
+from policies.external_share import within_share
+from policies.pinned_state import has_its_state
 from policies.prefix_doctor.break_class import RepairRule
+from policies.route_hooks import Divide, Fits, PoolFits
 from policies.routes.levels import MOST_ATTEMPTS, MOST_RETRIES, AttemptRules, FailureCause, drawn_order
 from policies.routes.region import RoutedRegions
 from policies.routes.when import When
-from policies.types import FOREVER, Endpoint
+from policies.types import FOREVER, Endpoint, RequestView
 
 _UNITS = {"us": (1, 1_000_000), "ms": (1, 1_000), "s": (1, 1), "m": (60, 1), "h": (3600, 1)}  # s, as a fraction
 _SIZES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
@@ -428,6 +432,26 @@ class Route(Strict):
     def allows(self, endpoint: Endpoint) -> bool:
         """The endpoint is in a region that the route may use."""
         return self.region is None or self.region.allows(endpoint)
+
+    @cached_property
+    def _fits(self) -> tuple[Fits, ...]:
+        limited = self.region is not None and self.region.only is not None
+        hooks = (limited and self.region and self.region.only_there, self.adapters and knows_adapter)
+        return tuple(hook for hook in hooks if hook)
+
+    def fits(self, request: RequestView) -> tuple[Fits, ...]:
+        """Hooks that say whether an endpoint can take the request, of the features that both use."""
+        return (*self._fits, has_its_state) if request.pinned else self._fits
+
+    @cached_property
+    def divide(self) -> Divide | None:
+        """Hook that divides a tier into parts, which are ordered as tiers are; None: a tier is one part."""
+        return None if self.region is None else self.region.divide
+
+    @cached_property
+    def pool_fits(self) -> tuple[PoolFits, ...]:
+        """Hooks that say whether a pool can take a request, of the features that the route uses."""
+        return () if self.limits.external is None else (partial(within_share, self),)
 
     @cached_property
     def levels(self) -> tuple[int, ...]:

@@ -2,8 +2,9 @@
 
 Rules:
 - A tier that can never take the request (`when`, context window, capabilities) is unfit, whatever the load.
-- An endpoint is rejected while down, half-open with a trial request, limited by the provider, or at its cap, and for a
-  while after it has refused the name of the LoRA adapter.
+- An endpoint is rejected while down, half-open with a trial request, limited by the provider, or at its cap.
+- A feature of the route or of the request refuses endpoints and pools by its hooks (`policies.route_hooks`), before
+  anything else is asked of them.
 - A wait for a provider's rate limit is part of the forecast: within the TTFT budget, the endpoint is a candidate.
 - Where no endpoint of any tier is left, those that only have to be waited for are candidates after all.
 - A request without a limit of its output needs room for the expected length where a tier has it: a guess makes no
@@ -16,8 +17,6 @@ Rules:
   unless nobody answers there. A provider's own time (`retry-after`) is waited for, or named to the caller.
 - An endpoint in cache warm-up is a candidate only where the pool has no other.
 - Every endpoint of every tier is a candidate or rejected with a reason (an unfit pool with a single reason).
-- An endpoint outside of `region.only` of the route is rejected, before anything else is asked of it.
-- A request with state at an endpoint (an earlier response) has no other candidate.
 - A tier that comes `after` a failure is in reserve, whatever its forecasts: at first only where no other tier has an
   endpoint that takes requests now (all are down, limited or at their caps), or none has room for the prompt.
 - Of tiers beside each other the order is drawn for each request; numbers are those of the drawn order.
@@ -27,18 +26,17 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from policies.rate_limit.send_limits import UNLIMITED
+from policies.route_hooks import Fits, Refused
 from policies.routes.levels import FailureCause
-from policies.routes.route import Route, Tier
+from policies.routes.route import Tier
 from policies.routing.fleet_view import FleetView, to_be_tried, with_answer, with_time_for_trials, with_total
 from policies.routing.placement_request import PlacementRequest
 from policies.types import (
     FOREVER,
-    NEVER,
-    UNUSABLE,
     Candidate,
     Completion,
     Endpoint,
@@ -47,23 +45,20 @@ from policies.types import (
     Load,
     Pool,
     PoolEstimate,
-    PromptEstimate,
     Rejection,
     RejectionKind,
     RequestView,
 )
 
-TierCandidates = list[Candidate]  # usable endpoints of a tier, or of its part by region; never empty
+TierCandidates = list[Candidate]  # usable endpoints of a tier, or of a part of it; never empty
 
 _UNKNOWN = Load()
-_DOWN, _ASLEEP = Health.DOWN, Health.ASLEEP  # a member is slow to look up in an enumeration
+_UP, _PROBING = Health.UP, Health.PROBING  # a member is slow to look up in an enumeration
+_DOWN, _ASLEEP = Health.DOWN, Health.ASLEEP
 _IS_DOWN, _ON_TRIAL = (RejectionKind.DOWN, "down"), (RejectionKind.ON_TRIAL, "down: on trial by another request")
 _IS_ASLEEP = RejectionKind.ASLEEP, "asleep: it takes no request until it is woken"
-ROUGH = 0.3  # share of the tokens: forecasts and growing budgets bear a smaller margin
 LEAST_OUTPUT = 1024  # tokens: with less room the prompt is too long, and an agent does better to compact it
 LONGEST_HOLD = 60.0  # s for which a request without a deadline is held because of a rate limit
-EXTERNAL_LIMIT = "the route has used what limits.external allows"
-OTHER_REGION = "outside of the regions of the route"
 UNCHANGED: Mapping[str, int] = {}  # no limit is lowered
 MANY = 2**31  # tokens, more than any window
 MISFITS = {  # for which a tier can never take the request
@@ -88,9 +83,11 @@ class CandidateSet:
     rejected: list[Rejection] = field(default_factory=list)
     reserve: list[TierCandidates] = field(default_factory=list)  # of tiers that come after a failure, in their order
     taken: dict[str, int] = field(default_factory=dict)  # number of the tier by pool
+    used_up: Refused | None = None  # a limit of the route, which keeps it from a pool
     unfit: int = 0  # tiers never able to take the request
     waiting: bool = False  # endpoints at their cap, and waits without a deadline, are taken too
     waited_for: bool = False  # such an endpoint was rejected
+    has_half_open: bool = False  # an endpoint whose next request is the trial
     has_trials: bool = False  # of APIs whose forecast is a guess
 
     def add_tiers(self, last_resort: bool = False) -> None:
@@ -107,29 +104,42 @@ class CandidateSet:
 
     def add_tier(self, number: int, tier: Tier, last_resort: bool = False) -> None:
         """`last_resort`: endpoints that are believed closed, and may be open, are candidates too."""
-        pool, prompt = self.fleet.pools.get(tier.pool), self.queued.estimate.pools.get(tier.pool)
+        queued = self.queued
+        pool, prompt = self.fleet.pools.get(tier.pool), queued.estimate.pools.get(tier.pool)
         if pool is None or prompt is None:
             self._reject(tier.pool, number, RejectionKind.NOT_ESTIMATED, "the prompt was not estimated for it")
-        elif unfit := misfit(self.queued.request, tier, pool, prompt.tokens, self.queued.output_cap, self.max_output):
+            return
+        if unfit := misfit(queued.request, tier, pool, prompt.tokens, queued.output_cap, self.max_output):
             self._reject(tier.pool, number, *unfit)
             self.unfit += 1
-        elif pool.name in self.taken:  # of two tiers with the same pool, the first with a true `when` counts
+            return
+        if pool.name in self.taken:  # of two tiers with the same pool, the first with a true `when` counts
             reason = f"its pool is looked at in tier {self.taken[pool.name] + 1}"
             self._reject(tier.pool, number, RejectionKind.POOL_TAKEN, reason)
-        elif not (pool.local or self._may_use_api(pool.price.of(prompt.tokens, self.expected_output))):
-            self._reject(tier.pool, number, RejectionKind.EXTERNAL_LIMIT, EXTERNAL_LIMIT)
-        elif usable := self._usable(number, pool, prompt, last_resort):
-            price = pool.price.of(prompt.tokens, self.expected_output)
+            return
+        price = pool.price.of(prompt.tokens, self.expected_output)
+        for fits in queued.route.pool_fits:
+            if refused := fits(pool, price, self.view, self.now):
+                self._reject(tier.pool, number, *refused)
+                self.used_up = refused
+                return
+        if usable := self._usable(number, pool, prompt, last_resort):
             self.taken[pool.name] = number
-            able = self.view.candidates(usable, prompt, number, price, self.now, self.left)
-            if self.queued.unseen:
-                able = with_answer(self.queued, able, self.left)
-            able = with_total(self.queued, self.view, able, self.now) if self.queued.answer_tokens else able
-            if not (pool.local or self.left <= 0 or self.queued.extra_unseen(pool.name)):
-                able = to_be_tried(able, self.target, self.left)
-                self.has_trials |= able[0].trial_s > 0
-            regions, tiers = self.queued.route.region, self.reserve if tier.after else self.tiers
-            tiers += [able] if regions is None else regions.parts(able)
+            able = self._forecast(self.view.candidates(usable, prompt, number, price, self.now, self.left), pool)
+            divide, tiers = queued.route.divide, self.reserve if tier.after else self.tiers
+            tiers += [able] if divide is None else divide(able)
+
+    def _forecast(self, able: TierCandidates, pool: Pool) -> TierCandidates:
+        """The candidates of a pool, with their chances of what is waited for beyond the first token, and as trials."""
+        queued, left = self.queued, self.left
+        if queued.unseen:
+            able = with_answer(queued, able, left)
+        if queued.answer_tokens:
+            able = with_total(queued, self.view, able, self.now)
+        if not (pool.local or left <= 0 or queued.extra_unseen(pool.name)):
+            able = to_be_tried(able, self.target, left)
+            self.has_trials |= able[0].trial_s > 0
+        return able
 
     def _use_reserve(self) -> None:
         """Without a candidate in any other tier, take the reserve for what they all lack: room for the prompt, or an
@@ -153,10 +163,11 @@ class CandidateSet:
         tokens = self.queued.answer_tokens
         return self.view.completion(candidate, tokens, self.now) if tokens else None
 
-    def total_chance(self, candidate: Candidate) -> float:
-        """Chance that the answer is whole within `total` of the route, as far as anything is known."""
-        found = self.completion(candidate)
-        return 1.0 if found is None else found.probability(self.queued.total_deadline - self.now)
+    def total_kept(self, candidate: Candidate) -> float:
+        """Chance that the answer is whole within `total` of the route, as a share of what the route promises, as far as
+        anything is known."""
+        found, queued = self.completion(candidate), self.queued
+        return 1.0 if found is None else found.share_of(queued.route.total_target, queued.total_deadline - self.now)
 
     def output_limits(self) -> Mapping[str, int]:
         """Lowered limits of the output by pool. Empty: the request has room for all of it."""
@@ -179,34 +190,27 @@ class CandidateSet:
         least = self.max_output if self.queued.output_cap else max(min(left, LEAST_OUTPUT), 1)
         return max(left - error, least)
 
-    def _may_use_api(self, usd: float) -> bool:
-        route = self.queued.route
-        return route.limits.external is None or self.view.may_use_api(route, usd, self.now)
-
     def _reject(self, pool: str, tier: int, kind: RejectionKind, reason: str, endpoint: str = "") -> None:
         self.rejected.append(Rejection(pool, endpoint, tier, reason, kind))
 
     def _usable(self, number: int, pool: Pool, prompt: PoolEstimate, last_resort: bool) -> Mapping[str, Load]:
         """Loads by endpoint. An endpoint in cache warm-up is usable where no other endpoint is, and one that is to be
         woken, with the time that this takes, where neither is."""
-        ready, warming, asleep, tokens = {}, {}, {}, prompt.tokens
-        pinned, regions = self.queued.request.pinned, self.queued.route.region
+        ready, warming, asleep, loads = {}, {}, {}, self.fleet.loads
+        fits, request, now = self.queued.fits, self.queued.request, self.now
         for endpoint in pool.endpoints:
-            if regions is not None and not regions.allows(endpoint):
-                self._reject(pool.name, number, RejectionKind.REGION, OTHER_REGION, endpoint.id)
-                continue
-            load = self.fleet.loads.get(endpoint.id, _UNKNOWN)
-            if load.wake_s and pinned in ("", endpoint.id):
+            load = loads.get(endpoint.id, _UNKNOWN)
+            if fits and (refused := first_refusal(fits, request, prompt, endpoint, load, now)):
+                self._reject(pool.name, number, *refused, endpoint.id)
+            elif load.wake_s:
                 asleep[endpoint.id] = replace(load, wait=load.wake_s)
-            elif (load.health in UNUSABLE or load.full or load.unknown_adapters or pinned) and (
-                closed := self._closed(endpoint.id, load, pool, prompt, last_resort)
-            ):
+            elif (load.health is not _UP or load.full) and (closed := self._closed(load, pool, last_resort)):
                 self._reject(pool.name, number, *closed, endpoint.id)
-            elif load.limits is not UNLIMITED and load.limits.may_hold(self.now):
-                if (limited := self._with_wait(load, tokens)) is not None:
+            elif load.limits is not UNLIMITED and load.limits.may_hold(now):
+                if (limited := self._with_wait(load, prompt.tokens)) is not None:
                     ready[endpoint.id] = limited
                 else:
-                    reason = f"rate limited for {load.limits.wait(tokens, self.now):.1f} s more"
+                    reason = f"rate limited for {load.limits.wait(prompt.tokens, now):.1f} s more"
                     self._reject(pool.name, number, RejectionKind.RATE_LIMITED, reason, endpoint.id)
             elif load.warming:
                 warming[endpoint.id] = load
@@ -218,19 +222,13 @@ class CandidateSet:
             self._reject(pool.name, number, RejectionKind.WARMING, "being warmed up: it is given its cache back", name)
         return ready
 
-    def _closed(
-        self, endpoint: str, load: Load, pool: Pool, prompt: PoolEstimate, last_resort: bool
-    ) -> tuple[RejectionKind, str] | None:
-        """The reason to send the endpoint no request now, rate limits apart; None: it takes this one."""
-        pinned = self.queued.request.pinned
-        if pinned and endpoint != pinned:
-            return RejectionKind.PINNED_ELSEWHERE, "the state of the request is at another endpoint"
+    def _closed(self, load: Load, pool: Pool, last_resort: bool) -> Refused | None:
+        """The reason to send an endpoint no request now, rate limits apart; None: it takes this one."""
         if load.health is _ASLEEP:
             return _IS_ASLEEP
         if load.health is _DOWN and not (last_resort and load.failing):
             return _ON_TRIAL if load.on_trial else _IS_DOWN
-        if load.unknown_adapters and load.unknown_adapters.get(prompt.adapter, NEVER) > self.now:
-            return RejectionKind.UNKNOWN_ADAPTER, f"it does not know the adapter {prompt.adapter}"
+        self.has_half_open |= load.health is _PROBING
         if load.full and not self.waiting:
             self.waited_for = True
             cap = pool.concurrent_requests
@@ -250,9 +248,19 @@ class CandidateSet:
         return replace(load, wait=max(load.wait, wait)) if bearable else None
 
 
+def first_refusal(
+    hooks: Sequence[Fits], request: RequestView, prompt: PoolEstimate, endpoint: Endpoint, load: Load, now: float
+) -> Refused | None:
+    """Reason of the first hook that refuses the endpoint; None: all let it pass."""
+    for fits in hooks:
+        if refused := fits(request, prompt, endpoint, load, now):
+            return refused
+    return None
+
+
 def misfit(
     request: RequestView, tier: Tier, pool: Pool, tokens: int, output_cap: int | None, max_output: int
-) -> tuple[RejectionKind, str] | None:
+) -> Refused | None:
     """Why the tier can never take the request. `tokens`: of the prompt there; `output_cap`: None without one."""
     window = pool.context_window
     if request.unfit and (reason := request.unfit.get(pool.name)):
@@ -267,76 +275,6 @@ def misfit(
             if getattr(request, feature) and feature not in pool.capabilities:
                 return RejectionKind.CAPABILITY, f"it lacks {feature}"
     return None
-
-
-def is_count_needed(
-    route: Route,
-    estimate: PromptEstimate,
-    output_cap: int | None,
-    pools: Mapping[str, Pool],
-    may_use_api: Callable[[float], bool] = lambda usd: True,
-) -> bool:
-    """The decision needs an exact count: the estimate is rough, or within its margin a tier may take the prompt or
-    not. `may_use_api`: a cost in USD keeps within `limits.external` of the route."""
-    if any(prompt.margin > ROUGH * prompt.tokens for prompt in estimate.pools.values()):
-        return True
-    least = least_output(output_cap)
-    for tier in route.tiers:
-        prompt, pool = estimate.pools.get(tier.pool), pools.get(tier.pool)
-        if prompt is None or pool is None or not prompt.margin:
-            continue
-        limits = [] if tier.when is None or tier.when.prompt_tokens is None else tier.when.prompt_tokens.limits
-        if (window := pool.context_window) is not None:
-            limits = [*limits, window - (output_cap or estimate.output_tokens), window - least]
-        if any(abs(prompt.tokens - limit) <= prompt.margin for limit in limits):
-            return True
-        if not pool.local and route.limits.external is not None:
-            output = min(estimate.output_tokens, output_cap or estimate.output_tokens)
-            bounds = (max(prompt.tokens - prompt.margin, 0), prompt.tokens + prompt.margin)
-            if len({may_use_api(pool.price.of(tokens, output)) for tokens in bounds}) > 1:
-                return True
-    return False
-
-
-def uncached_tokens(
-    request: RequestView,
-    route: Route,
-    estimate: PromptEstimate,
-    fleet: FleetSnapshot,
-    hit: Callable[[Endpoint, PoolEstimate], int],
-) -> int:
-    """Prompt tokens that the best available endpoint would have to compute: its TTFT budget grows with these.
-
-    The least number at any endpoint that is up, of a tier that may take the request; without one, the whole prompt.
-    `hit`: cached tokens of the prompt at an endpoint.
-    """
-    cap = route.output_cap(request.max_tokens)
-    for output in (cap or estimate.output_tokens, least_output(cap)):
-        if found := list(_uncached_where_fits(request, route, estimate, fleet, hit, output)):
-            return min(found)
-    return min((prompt.tokens for prompt in estimate.pools.values()), default=0)
-
-
-def _uncached_where_fits(
-    request: RequestView,
-    route: Route,
-    estimate: PromptEstimate,
-    fleet: FleetSnapshot,
-    hit: Callable[[Endpoint, PoolEstimate], int],
-    output: int,
-) -> Iterator[int]:
-    """Uncached tokens at the endpoints that are up, of tiers that take a request with room for `output` tokens."""
-    cap = route.output_cap(request.max_tokens)
-    for tier in route.tiers:
-        pool, prompt = fleet.pools.get(tier.pool), estimate.pools.get(tier.pool)
-        if pool is None or prompt is None:
-            continue
-        if misfit(request, tier, pool, prompt.tokens, cap, output):
-            continue
-        for endpoint in pool.endpoints:
-            down = fleet.loads.get(endpoint.id, _UNKNOWN).health in UNUSABLE
-            if not down and request.pinned in ("", endpoint.id) and route.allows(endpoint):
-                yield prompt.tokens - hit(endpoint, prompt)
 
 
 def least_output(output_cap: int | None) -> int:

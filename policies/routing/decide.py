@@ -16,12 +16,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from policies.routing.candidates import EXTERNAL_LIMIT, CandidateSet, find_candidates
+from policies.routing.candidates import CandidateSet, find_candidates
 from policies.routing.fleet_view import FleetView, with_answer, with_total
 from policies.routing.placement_request import PlacementRequest
 from policies.routing.ranking import rank
 from policies.scorers.scorers import SCORERS, Scorer
 from policies.types import (
+    EXCLUDED,
     FOREVER,
     TINY,
     Candidate,
@@ -153,25 +154,19 @@ def _nowhere(found: CandidateSet) -> Decision:
     """No tier can ever take the request, or every able endpoint is out."""
     if found.unfit == len(found.queued.route.tiers):
         return _decision(found, Placement.UNFIT, (), _misfit(found), cause=_cause_of_misfit(found.rejected))
-    pinned = found.queued.request.pinned
-    out = [one for one in found.rejected if _may_come_back(one) and pinned in ("", one.endpoint)]
+    out = [one for one in found.rejected if one.endpoint and one.kind not in EXCLUDED]
     if limited := [_back_in(found, rejection) for rejection in out if _is_rate_limited(found, rejection)]:
         reason = "the rate limit of every provider that could take it is reached"
         wait, kind = max(min(limited), SHORTEST_WAIT), RejectionKind.RATE_LIMITED
         return _decision(found, Placement.RATE_LIMITED, (), reason, wait, kind)
-    if not out and any(rejection.kind is RejectionKind.EXTERNAL_LIMIT for rejection in found.rejected):
-        kind = RejectionKind.EXTERNAL_LIMIT
-        return _decision(found, Placement.RATE_LIMITED, (), EXTERNAL_LIMIT, LONGEST_WAIT, kind)
+    if not out and found.used_up is not None:
+        kind, reason = found.used_up
+        return _decision(found, Placement.RATE_LIMITED, (), reason, LONGEST_WAIT, kind)
     waits = [_back_in(found, rejection) for rejection in out]
     asleep = bool(out) and all(rejection.kind is RejectionKind.ASLEEP for rejection in out)
-    subject = "the endpoint with its state" if pinned else "every endpoint that could take it"
-    reason = f"{subject} is asleep" if asleep else f"{subject} {_OUT}"
+    reason = f"every endpoint that could take it {'is asleep' if asleep else _OUT}"
     kind, wait = out[0].kind if out else RejectionKind.NOT_ESTIMATED, min(waits, default=RECHECK)
     return _decision(found, Placement.UNAVAILABLE, (), reason, max(wait, SHORTEST_WAIT), kind)
-
-
-def _may_come_back(rejected: Rejection) -> bool:
-    return bool(rejected.endpoint) and rejected.kind is not RejectionKind.REGION
 
 
 def _cause_of_misfit(rejected: Sequence[Rejection]) -> RejectionKind:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 
+from policies.route_hooks import Fits
 from policies.routes.route import Route
 from policies.types import FOREVER, Candidate, Forecast, PromptEstimate, Quantiles, RequestView
 
@@ -27,6 +28,7 @@ class PlacementRequest:
     due: float = field(init=False)  # of the last byte, where the request can wait until then; else FOREVER
     unseen: Mapping[str, float] | None = field(init=False)  # s of reasoning that the target share keeps to, by pool
     output_cap: int | None = field(init=False)  # the caller's max_tokens under the route's limit
+    fits: tuple[Fits, ...] = field(init=False)  # hooks: may an endpoint take it
     promises_total_alone: bool = field(init=False)  # the chance of the whole answer decides: there is no TTFT budget
 
     def __post_init__(self) -> None:
@@ -42,7 +44,7 @@ class PlacementRequest:
         self.due = FOREVER
         if self.deadline == FOREVER:
             self.due = request.arrival + route.done_within(request.by)
-        self.output_cap = route.output_cap(request.max_tokens)
+        self.output_cap, self.fits = route.output_cap(request.max_tokens), route.fits(request)
 
     def qualifies(self, candidate: Candidate) -> bool:
         """The candidate makes the deadline with the target probability, or is tried as its forecast is a guess."""

@@ -24,7 +24,7 @@ from zlib import crc32
 
 from policies.routing.candidates import CandidateSet, TierCandidates
 from policies.routing.value import soon_per_s, weigh
-from policies.scorers.scorers import Scorer, tie_break
+from policies.scorers.scorers import Scorer, draw, tie_break
 from policies.types import Candidate, Health, RankKind
 
 EQUAL = 0.01  # good requests, up to which the longest hit comes first
@@ -32,6 +32,7 @@ NEAR = 0.05  # of the median TTFT of the best, up to which the order is drawn
 SIMILAR = 0.5  # of the same: a provider's cache saves more of the time and the price of a long prompt
 NOISE = 0.002  # s of median TTFT: a difference below NEAR or SIMILAR of it is none, however fast both are
 PROBE_AFTER, PROBE_EVERY = 30.0, 100  # s without a first token, and requests per probe
+PROBES = crc32(b"probe")  # so that the draw of probes is not that of equals
 
 _PROBING = Health.PROBING  # a member is slow to look up in an enumeration
 _value = attrgetter("value")
@@ -98,13 +99,15 @@ def _p50s(candidates: Sequence[Candidate], sequence: int, route: object) -> list
 
 def _probe(found: CandidateSet, ranking: list[Candidate]) -> None:
     """Move the endpoint that this request should probe to the front; mostly none."""
-    first = ranking[0]
-    if not found.queued.qualifies(first):
+    first, qualifies = ranking[0], found.queued.qualifies
+    if not qualifies(first):
         return
-    tier = [each for each in ranking if each.tier == first.tier and found.queued.qualifies(each)]
-    probed = next((each for each in tier if each.load.health is _PROBING), None)
-    kind = RankKind.HALF_OPEN
-    if probed is None and not tie_break(found.queued.sequence, "probe") % PROBE_EVERY:
+    probed, kind = None, RankKind.HALF_OPEN
+    if found.has_half_open:
+        tried = (each for each in ranking if each.load.health is _PROBING and each.tier == first.tier)
+        probed = next(filter(qualifies, tried), None)
+    if probed is None and not draw(found.queued.sequence + PROBES) % PROBE_EVERY:
+        tier = [each for each in ranking if each.tier == first.tier and qualifies(each)]
         probed, kind = _stale(found, tier), RankKind.STALE
     if probed is not None:
         ranking.remove(probed)

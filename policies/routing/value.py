@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping
 from policies.latency.tpot import expected_tpot_misses
 from policies.rate_limit.send_limits import UNLIMITED
 from policies.routing.candidates import CandidateSet, TierCandidates
-from policies.types import FOREVER, NEVER, Candidate, Completion
+from policies.types import FOREVER, MEDIAN, NEVER, Candidate, Completion
 
 SOON = 0.1  # good requests for a first token that takes none of the budget, rather than all of it
 ENGINE = 0.3  # good requests for a second of prefill that another engine of the tier would save
@@ -35,27 +35,40 @@ TRIED = 3  # requests in progress at an endpoint of unknown pace, above which ot
 
 def weigh(found: CandidateSet) -> None:
     """Set the value of each candidate."""
-    places, step = in_order(found), 1 - found.target
+    places, step, soon, target = in_order(found), 1 - found.target, soon_per_s(found), found.target
     pace = _pace(found, places[0]) if len(places) > 1 else None
-    soon = soon_per_s(found)
-    weighs_total, total_target = found.queued.weighs_total, found.queued.route.total_target
     for place, tier in enumerate(places):
-        per_token = ENGINE * min((each.forecast.prefill / each.uncached for each in tier if each.uncached), default=0.0)
-        least = min(each.uncached for each in tier)
+        _keep(found, tier, pace)
+        hits = [each.hit for each in tier]
+        most = max(hits)
+        per_token = 0.0 if most == min(hits) else ENGINE * _fastest_prefill(tier)
         for each in tier:
             forecast, load = each.forecast, each.load
-            if pace is not None:
-                each.kept *= pace(each)
-            if weighs_total:
-                each.kept *= min(found.total_chance(each) / total_target, 1.0)
-            good, p50 = each.probability * each.kept, forecast.p50
-            if is_guess(each, found.target):
+            good, prefill = each.probability * each.kept, forecast.prefill
+            p50 = forecast.point_estimate * forecast.ratios[MEDIAN]
+            if not prefill and is_guess(each, target):
                 good, p50 = each.kept, 0.0
-            each.engine = per_token * (each.uncached - least)
-            value = good + SOON - soon * p50 - each.engine - step * place
+            each.engine = engine = per_token * (most - each.hit)
+            value = good + SOON - soon * p50 - engine - step * place
             if load.expected_tpot_misses:
-                value -= expected_tpot_misses(load, forecast.prefill)
+                value -= expected_tpot_misses(load, prefill)
             each.value, each.place = value, place
+
+
+def _keep(found: CandidateSet, tier: TierCandidates, pace: Callable[[Candidate], float] | None) -> None:
+    """Set the chances to keep what is promised beyond the first token, where anything is."""
+    if pace is not None:
+        for each in tier:
+            each.kept *= pace(each)
+    if found.queued.weighs_total:
+        for each in tier:
+            each.kept *= found.total_kept(each)
+
+
+def _fastest_prefill(tier: TierCandidates) -> float:
+    """Seconds per token of the engine that would compute its part of the prompt fastest."""
+    tokens = tier[0].prompt_tokens
+    return min([each.forecast.prefill / (tokens - each.hit) for each in tier if each.hit < tokens], default=0.0)
 
 
 def is_guess(candidate: Candidate, target: float) -> bool:

@@ -30,7 +30,12 @@ def tie_break(sequence: int, name: str) -> int:
     `hash` of text differs between processes, and CRC-32 alone is linear: of three names, the same would come first half
     of the time. Two odd multipliers (splitmix64's) spread the order to within chance.
     """
-    mixed = (crc32(name.encode()) + sequence) * 0x9E3779B97F4A7C15 & _WORD
+    return draw(crc32(name.encode()) + sequence)
+
+
+def draw(number: int) -> int:
+    """A number that looks random beside those of other numbers."""
+    mixed = number * 0x9E3779B97F4A7C15 & _WORD
     return (mixed ^ mixed >> 32) * 0xBF58476D1CE4E5B9 & _WORD
 
 

@@ -43,7 +43,7 @@ pytestmark = pytest.mark.virtual_time
 
 BEFORE = 25  # requests of key b, more than a rate is learned from
 WAVES = (1, 9, 10)  # requests of key a at once
-BESIDE, AFTER = 10, 10  # requests of key b during the last wave, and after it
+BESIDE, AFTER = 4, 6  # requests of key b during the last wave, and after it
 
 by_name = {kind.name: kind for kind in PROVOCATIONS}
 

@@ -30,7 +30,8 @@ pytestmark = pytest.mark.virtual_time
 PROFILE = "8b-h100"
 ROUTES = {"chat": {"workload": "agent", "tiers": ["main"]}}
 EPOCH = 1.7e9  # s: wall clock at virtual 0
-SHORT = 0.7  # of the recorded lengths
+SELDOM = {"scrape": "2s"}  # in the minutes of a session, most of the time would go into polls of the engines
+SHORT = 0.35  # of the recorded lengths
 
 
 async def play(gateway: Gateway, turns: Sequence[AgentTurn], *headers: str) -> list[dict[str, str]]:
@@ -65,8 +66,8 @@ async def test_the_cost_of_breaks_is_that_of_a_replay_without_them(
         servers = await stack.enter_async_context(engines(2, PROFILE))
         pools = {"main": engine_pool(*servers, profile=PROFILE)}
         logged = {"telemetry": {"access_log": str(log)}}
-        gateway = await stack.enter_async_context(running(pools, ROUTES, **logged))
-        await play(gateway, agent_turns(PLANTS[kind], scale=SHORT))
+        gateway = await stack.enter_async_context(running(pools, ROUTES, **logged, defaults=SELDOM))
+        await play(gateway, agent_turns(PLANTS[kind], scale=SHORT, sessions=4))
         told = advice(await sums(gateway))
     (place,) = [each for each in told.breaks if each.cls == kind]
     rows = [json.loads(line) for line in log.read_text().splitlines()]

@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI, RateLimitError
 
-from gateway.admission.quotas import DOUBTED
 from gateway.app import Gateway
 from gateway.cluster.redis_client import TIMEOUT
+from gateway.parts.quotas.quotas import DOUBTED
 from gateway.tokenize.tokenizers import encoder
 from tests.support.builders import CHAT, DONE, FINISH, STREAMED, TOKEN, USAGE, WHOLE, calling, post
 from tests.support.gateways import pool, running
@@ -76,7 +76,7 @@ async def test_the_sdk_retries_after_retry_after_ms_and_succeeds() -> None:
     ):
         first = await client.chat.completions.create(**ASK, stream=True)
         second = asyncio.create_task(client.chat.completions.create(**ASK))
-        await eventually(lambda: gateway.proxy.admission.refused.of["web", "concurrent"].value == 1)
+        await eventually(lambda: gateway.admission.refused.of["web", "concurrent"].value == 1)
         upstream.proceed()
         assert [event async for event in first]
         assert (await second).choices
@@ -153,12 +153,12 @@ async def test_a_key_that_has_taught_the_estimate_wrong_gets_no_burst_beyond_its
             callers = [await stack.enter_async_context(calling(gateway.url)) for _ in burst]
             asked = (caller.ask(post(each, WEB)) for caller, each in zip(callers, burst, strict=True))
             answers = await asyncio.gather(*asked)
-            assert gateway.proxy.admission.doubts.total() > 0
+            assert gateway.admission.doubts.total() > 0
         sent = [each for each, (status, _) in zip(burst, answers, strict=True) if status == 200]
         tokens = sum(encoder("o200k_base").count(each["messages"][0]["content"]) for each in sent)
         assert 0.8 * limit < tokens <= (1 + DOUBTED) * limit
         await eventually(lambda: not gateway.recorder.live)
-        assert not gateway.proxy.admission.doubts
+        assert not gateway.admission.doubts
 
 
 async def test_two_gateways_with_one_redis_have_one_quota() -> None:

@@ -37,6 +37,11 @@ async def views(gateway: Gateway) -> dict[str, dict[str, Any]]:
     return {one["endpoint"]["id"]: one for one in json.loads(body)}
 
 
+async def statuses(gateway: Gateway, count: int) -> list[int]:
+    """Of so many streams at once: one after the other, engines are polled a thousand times meanwhile."""
+    return await asyncio.gather(*(stream_status(gateway) for _ in range(count)))
+
+
 def health(gateway: Gateway) -> list[str]:
     return [load.health.value for load in gateway.monitor.loads().values()]
 
@@ -58,7 +63,7 @@ async def test_ranks_that_a_server_does_not_have_get_no_caller_and_are_told(capl
             running({"own": rank_pool(first, second, ranks=range(4))}, ROUTES, defaults=SOON) as gateway,
         ):
             await eventually(lambda: health(gateway).count("down") == 4)
-            assert [await stream_status(gateway) for _ in range(60)] == [200] * 60
+            assert await statuses(gateway, 60) == [200] * 60
             assert (answered(first), answered(second)) == (60, 0)
             told = {id: one["why"] for id, one in (await views(gateway)).items() if one["load"]["health"] == "down"}
     reason = "this server has ranks 4..7, not {}, by its /metrics"
@@ -72,7 +77,7 @@ async def test_one_rank_too_many_costs_no_caller_an_answer() -> None:
         running({"own": rank_pool(server, ranks=range(3, 6))}, ROUTES, defaults=SOON) as gateway,
     ):
         await eventually(lambda: health(gateway) == ["down", "up", "up"])
-        assert [await stream_status(gateway) for _ in range(30)] == [200] * 30
+        assert await statuses(gateway, 30) == [200] * 30
 
 
 async def test_a_page_that_names_other_ranks_is_disproved_by_an_answer() -> None:

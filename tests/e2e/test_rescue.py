@@ -17,10 +17,10 @@ import pytest
 
 from gateway.app import Gateway
 from gateway.observe.record import Record, RequestOutcome
-from gateway.upstream.race_facts import MOST_PEERS
 from lab.servers.drivers import Faults
 from lab.servers.simulated_server import SimulatedServer
 from policies.fleet.fleet_reader import FleetReader
+from policies.rescue.successors import MOST_FORECAST
 from policies.types import AttemptKind, AttemptOutcome
 from tests.support.builders import calling, post
 from tests.support.gateways import running
@@ -95,7 +95,7 @@ async def test_an_answer_cut_anywhere_is_whole() -> None:
                 lost, won = record.attempts[-2:]
                 assert (lost.ending, won.kind, won.ending) == (
                     AttemptOutcome.BROKEN,
-                    AttemptKind.RESCUE,
+                    AttemptKind.REST,
                     AttemptOutcome.COMPLETED,
                 )
         print(f"{len(gaps)} rescued; gap beyond the peer's TTFT p99 {sorted(gaps)[-1 - len(gaps) // 100]}")
@@ -157,8 +157,8 @@ async def test_an_answer_that_breaks_twice_is_whole() -> None:
 async def test_fifty_streams_survive_the_death_of_an_endpoint() -> None:
     """One of two engines is killed: 50 whole answers."""
     async with engines(2) as servers, gateway_before(*servers) as (gateway, client):
-        uncut = await asyncio.gather(*(whole(client, f"tell me {i}", max_tokens=160) for i in range(50)))
-        calls = [asyncio.create_task(whole(client, f"tell me {i}", max_tokens=160)) for i in range(50)]
+        uncut = await asyncio.gather(*(whole(client, f"tell me {i}", max_tokens=80) for i in range(50)))
+        calls = [asyncio.create_task(whole(client, f"tell me {i}", max_tokens=80)) for i in range(50)]
         await eventually(lambda: sum(server.engine.running for server in servers) >= 45)
         await asyncio.sleep(0.2)
         await max(servers, key=lambda server: server.engine.running).kill()
@@ -469,10 +469,10 @@ async def test_a_break_asks_for_the_forecasts_of_a_few_peers(monkeypatch: pytest
 
     forecast = FleetReader.continuation_ttft
     monkeypatch.setattr(FleetReader, "continuation_ttft", counted)
-    async with engines(MOST_PEERS + 3, speed=10.0) as servers, gateway_before(*servers) as (gateway, client):
+    async with engines(MOST_FORECAST + 3, speed=10.0) as servers, gateway_before(*servers) as (gateway, client):
         for server in servers:
             server.faults.cut_after_tokens = 5
         await read(client, "hello", max_tokens=9)
         record = last(gateway)
-        assert (record.attempts[0].ending, len(asked)) == (AttemptOutcome.BROKEN, MOST_PEERS)
+        assert (record.attempts[0].ending, len(asked)) == (AttemptOutcome.BROKEN, MOST_FORECAST)
         assert record.attempts[0].endpoint not in asked

@@ -18,7 +18,7 @@ from openai import AsyncOpenAI
 
 from gateway.app import Gateway
 from gateway.observe.record import RequestOutcome
-from gateway.responses import stored_responses
+from gateway.parts.responses import stored_responses
 from policies.types import Health
 from tests.support.builders import Caller, get
 from tests.support.gateways import pool, running

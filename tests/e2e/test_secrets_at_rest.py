@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.support.builders import calling, get
 from tests.support.canaries import BACKEND, CACHE, CANARIES, POOL_HEADER, REDIS, canary_config, canary_request, leaks_in
+from tests.support.forked import forked
 from tests.support.gateways import document, pool
-from tests.support.served import ROOT, Served, serving
+from tests.support.served import Served, serving
 from tests.support.upstream import HANG, STREAM_HEAD, Upstream, chunk
 
 LONG = f"{BACKEND}-{POOL_HEADER}"  # a key is long, without spaces
@@ -53,17 +53,12 @@ MISTAKES = {
 }
 
 
-def run(*arguments: str, **environ: str) -> tuple[int, str]:
+async def run(*arguments: str, **environ: str) -> tuple[int, str]:
     """Exit code and complete output."""
-    done = subprocess.run(
-        [sys.executable, "-m", "gateway.cli", *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, **environ},
-    )
-    return done.returncode, done.stdout + done.stderr
+    process = await forked(*arguments, env={**os.environ, **environ})
+    async with asyncio.timeout(60):
+        out, err = await process.communicate()
+    return await process.wait(), (out + err).decode()
 
 
 def written(folder: Path, text: str) -> str:
@@ -83,19 +78,19 @@ def test_configuration_errors_quote_no_secret(tmp_path: Path, capsys: pytest.Cap
         assert leaks_in(name, output) == []
 
 
-def test_an_invalid_file_at_start_gives_the_errors_of_check(tmp_path: Path) -> None:
+async def test_an_invalid_file_at_start_gives_the_errors_of_check(tmp_path: Path) -> None:
     """A value from the environment is shown by the variable's name."""
     file = written(tmp_path, MISTAKES["a mistake elsewhere"])
-    assert run("serve", "--config", file) == (2, run("check", file)[1])
+    assert await run("serve", "--config", file) == (2, (await run("check", file))[1])
     file = written(tmp_path, FINE + "state: {redis: '${REDIS_URL}'}\nserver: {workers: '${REDIS_URL}'}\n")
-    code, printed = run("serve", "--config", file, REDIS_URL=f"redis:{REDIS}")
+    code, printed = await run("serve", "--config", file, REDIS_URL=f"redis:{REDIS}")
     assert (code, "${REDIS_URL}" in printed, leaks_in("serve", printed)) == (2, True, [])
 
 
-def test_check_prints_no_secret_of_a_valid_configuration(tmp_path: Path) -> None:
+async def test_check_prints_no_secret_of_a_valid_configuration(tmp_path: Path) -> None:
     """Neither does the schema."""
     text = FINE + f"state: {{redis: 'redis://:{REDIS}@h/0', cache_secret: {CACHE}}}\n"
-    code, printed = run("check", written(tmp_path, text))
+    code, printed = await run("check", written(tmp_path, text))
     assert (code, leaks_in("check", printed)) == (0, [])
 
 

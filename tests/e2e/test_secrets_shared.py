@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -31,8 +29,8 @@ from tests.support.canaries import (
     leaks_in,
     monitored_redis,
 )
+from tests.support.forked import forked
 from tests.support.gateways import document, pool, running
-from tests.support.served import ROOT
 from tests.support.simulated import engine_pool, engines, eventually
 from tests.support.upstream import Upstream, reply
 
@@ -110,19 +108,10 @@ async def test_a_key_made_by_firsttoken_keys_is_printed_once_and_stored_nowhere(
 
         async def keys(*arguments: str, url: str = redis.url) -> tuple[int, str, str]:
             config = document({"only": pool("http://127.0.0.1:9")}, **canary_config(tmp_path, redis=url))
-            command = [
-                sys.executable,
-                "-m",
-                "gateway.cli",
-                "keys",
-                *arguments,
-                "--config",
-                written(tmp_path, config),
-            ]
-            done = await asyncio.to_thread(
-                subprocess.run, command, cwd=ROOT, capture_output=True, text=True, timeout=60
-            )
-            return done.returncode, done.stdout, done.stderr
+            process = await forked("keys", *arguments, "--config", written(tmp_path, config))
+            async with asyncio.timeout(60):
+                out, err = await process.communicate()
+            return await process.wait(), out.decode(), err.decode()
 
         code, made, output = await keys("add", "web", "--cache-group", "front")
         assert (code, made[:3]) == (0, "ft-")

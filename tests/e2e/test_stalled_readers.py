@@ -12,7 +12,7 @@ from gateway.app import Gateway
 from tests.support.gateways import pool, running
 from tests.support.simulated import eventually
 
-READERS = 200
+READERS = 40
 EVENT = b'data: {"choices":[{"index":0,"delta":{"content":"' + b"x" * 4000 + b'"}}]}\n\n'
 PLENTY = 64 << 20  # bytes per complete answer
 

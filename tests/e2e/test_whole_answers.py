@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.admission.quotas import tokens_of
+from gateway.parts.quotas.quotas import tokens_of
 from policies.types import AttemptKind, AttemptOutcome
 from tests.support.builders import CHAT, calling, get, last, post
 from tests.support.gateways import running

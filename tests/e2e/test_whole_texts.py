@@ -98,10 +98,10 @@ async def ask(gateway: Gateway, client: openai.AsyncOpenAI, random: Random, numb
         return None
     for advance in [*gateway.proxy.dispatcher.races.values()] if number % 3 == 1 else ():
         race: Race = advance.__self__  # type: ignore[attr-defined]
-        if race.relay.begun and not race.delivery.done.done():
+        if race.relay.begun and not race.answer.done.done():
             race.on_write_paused()
             await asyncio.sleep(random.uniform(0.0, 1.5))
-            if not race.delivery.done.done():
+            if not race.answer.done.done():
                 race.on_write_resumed()
     return await asked
 
@@ -136,6 +136,6 @@ async def test_whatever_fails_the_text_of_an_answer_is_whole(seed: int) -> None:
         assert not any(each.answered for each in (small[2], large[2]))
         assert all(record.end is not RequestOutcome.INTERNAL for record in gateway.recorder.recent)
         dispatcher = gateway.proxy.dispatcher
-        left = dispatcher.retries.retrying, dispatcher.retries.active, len(dispatcher.races), dispatcher.texts.used
+        left = dispatcher.retries.retrying, dispatcher.retries.active, len(dispatcher.races), gateway.rescues.texts.used
         assert left == (0, 0, 0, 0)
         assert not any(load.in_flight for load in gateway.fleet.snapshot(monotonic()).loads.values())

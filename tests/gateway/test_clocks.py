@@ -43,7 +43,7 @@ READERS = {
     "gateway/observe/recorder.py": "the date of a Record",
     "gateway/observe/windows/history_keeper.py": "slots of counts by the clock on the page",
     "gateway/reload.py": "the date of a reload",
-    "gateway/responses/responses_sockets.py": "`created` of an answer without a server",
+    "gateway/parts/responses/responses_sockets.py": "`created` of an answer without a server",
     "gateway/workers/admin_aggregator.py": "ages on a page",
     "lab/autoscale/autoscaler.py": "Records of another process are by its wall clock",
     "lab/autoscale/demand.py": "the same",

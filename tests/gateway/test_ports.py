@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import sys
-from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -14,7 +12,8 @@ import pytest
 
 from gateway.config.field_types import ListenAddress
 from gateway.process import bind
-from tests.support.served import ROOT, read_line
+from tests.support.forked import ForkedProcess, forked
+from tests.support.served import read_line
 
 FLEET = "pools: {only: {backend: vllm, model: m, endpoints: [http://127.0.0.1:9]}}\nroutes: {chat: {tiers: [only]}}\n"
 ADMIN = "server: {admin: 127.0.0.1:0}\n"
@@ -22,11 +21,9 @@ PICKING = re.compile(r"firsttoken: picking endpoints for Envoy on 127\.0\.0\.1:[
 
 
 @asynccontextmanager
-async def process(*arguments: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
+async def process(*arguments: str) -> AsyncIterator[tuple[ForkedProcess, str]]:
     """The command, and its line about ports, or the last line of all."""
-    command = (sys.executable, "-m", "gateway.cli", *arguments)
-    started = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=PIPE, stderr=PIPE)
-    assert started.stderr is not None
+    started = await forked(*arguments)
     try:
         async with asyncio.timeout(120):
             line = await read_line(started.stderr)
@@ -38,6 +35,7 @@ async def process(*arguments: str) -> AsyncIterator[tuple[asyncio.subprocess.Pro
             started.terminate()
             async with asyncio.timeout(60):
                 await started.wait()
+        started.close()
 
 
 def listening(pid: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -11,8 +12,8 @@ from hypothesis import strategies as st
 from policies.fleet.fleet import AttemptReport
 from policies.latency.ttft_predictor import PrefillWork
 from policies.routes.route import Route
-from policies.routing.candidates import ROUGH, is_count_needed
-from policies.types import Endpoint, PartEnds, Pool, PoolEstimate, PrefixBlocks, Price, PromptEstimate
+from policies.routing.prompt_counts import ROUGH, is_count_needed
+from policies.types import FOREVER, Endpoint, PartEnds, Pool, PoolEstimate, PrefixBlocks, Price, PromptEstimate
 from tests.support.learned_fleet import ONE, answer, fleet, load, prompt
 
 # A message of 300 tokens in 10 blocks, and one of 100 tokens in 10 blocks.
@@ -116,12 +117,22 @@ def test_a_hit_that_was_estimated_too_large_shows_no_lost_blocks() -> None:
 # --------------------------------------------------------------------------- when a count is needed
 
 
+@dataclass
+class Spent:
+    """A route that may still send a request of so many USD to an API."""
+
+    left: float
+
+    def may_use_api(self, route: Route, usd: float, now: float) -> bool:
+        return usd <= self.left
+
+
 def needed(tokens: int, margin: int, tier: dict[str, Any] | None = None, window: int | None = None) -> bool:
     """For a route with one tier, and answers of at most 100 tokens."""
     route = Route.model_validate({"name": "chat", "tiers": [{"pool": "small", **(tier or {})}]})
     estimate = PromptEstimate({"small": PoolEstimate(tokens, margin=margin)}, 100)
     pools = {"small": Pool("small", "served", (Endpoint("small/a", "small"),), context_window=window)}
-    return is_count_needed(route, estimate, None, pools)
+    return is_count_needed(route, estimate, None, pools, Spent(FOREVER), 0.0)
 
 
 @pytest.mark.parametrize(("margin", "expected"), [(0, False), (100, False), (int(ROUGH * 1000) + 1, True)])
@@ -168,4 +179,4 @@ def test_a_cost_near_what_a_route_may_spend_on_apis_is_counted(allowed: float, l
     route = Route.model_validate({"name": "chat", "tiers": [{"pool": "small"}], "limits": limits})
     estimate = PromptEstimate({"small": PoolEstimate(1000, margin=150)}, 0)
     pools = {"small": Pool("small", "served", (Endpoint("small/a", "small"),), local=local, price=Price(1.0, 0.0))}
-    assert is_count_needed(route, estimate, None, pools, lambda usd: usd <= allowed) is expected
+    assert is_count_needed(route, estimate, None, pools, Spent(allowed), 0.0) is expected

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -46,7 +46,7 @@ PATIENCE = 1.2 * P90 * 0.2  # s of silence until an attempt with a median TTFT o
 
 class GivenFacts(NoFacts):
     """Facts that a test sets. `overtaken`: answers of the next looks, then no; `outlooks`: of the attempts, by number;
-    `now`: forecasts of endpoints by id, that have changed since the decision."""
+    `now`: forecasts of endpoints by id, that have changed since the decision; `left_after`: s of silence."""
 
     def __init__(
         self,
@@ -55,13 +55,13 @@ class GivenFacts(NoFacts):
         saturated: bool = False,
         overtaken: Collection[bool] = (),
         windows: Collection[str] = ("small",),
-        peers: Mapping[str, float] | None = None,
+        left_after: float = FOREVER,
         **progress: Any,
     ) -> None:
         self.closes = True
         self.closed, self.saturated, self.windows = set(closed), saturated, frozenset(windows)
         self.overtaken = list(overtaken)
-        self.peers = dict(peers or {})
+        self.left_after = left_after
         self.outlooks: dict[int, FirstTokenOutlook] = {}
         self.now: dict[str, Forecast] = {}
         self.seen = Progress(**progress)
@@ -82,8 +82,8 @@ class GivenFacts(NoFacts):
     def progress(self, number: int) -> Progress:
         return self.seen
 
-    def peer_ttfts(self, number: int, now: float) -> Mapping[str, float]:
-        return self.peers
+    def patience(self, number: int, others: Sequence[Candidate]) -> float:
+        return self.left_after if others else FOREVER
 
     def without_larger_window(self, pool: str) -> frozenset[str]:
         return self.windows
@@ -200,17 +200,12 @@ EVENTS: st.SearchStrategy[Event] = st.one_of(
         accepted=st.booleans(),
         translated=st.booleans(),
         doubtful=st.booleans(),
-        restart=st.none() | st.booleans(),
+        anew=st.none() | st.booleans(),
     ),
     st.builds(EndpointDown, NUMBERS),
     st.just(TimerFired()),
     st.just(ClientGone()),
-    st.builds(
-        Broken,
-        BLAMES,
-        st.sampled_from(["", "a tool call"]),
-        st.dictionaries(st.sampled_from("abcd"), st.just("no peer is up")),
-    ),
+    st.builds(Broken, BLAMES, st.lists(st.builds(candidate, st.sampled_from("abcd")), max_size=3)),
 )
 
 
@@ -231,8 +226,7 @@ FACTS = st.builds(
     tpot=st.none() | st.floats(0.001, 0.5),
     complete=st.booleans(),
     paused=st.booleans(),
-    obstacle=st.sampled_from(["", "a tool call"]),
-    peers=st.dictionaries(st.sampled_from("abcd"), st.floats(0.0, 2.0)),
+    left_after=st.floats(0.0, 5.0) | st.just(FOREVER),
 )
 
 
@@ -245,8 +239,7 @@ LIMITS = st.fixed_dictionaries(
         "limit": st.just(5.0),
         "limit_at": st.sampled_from([7.0, FOREVER]),
         "idle": st.sampled_from([3.0, FOREVER]),
-        "rescue": st.booleans(),
-        "by_pace": st.booleans(),
+        "recovers": st.booleans(),
         "longer_context": st.booleans(),
         "other_filter": st.booleans(),
         "longest_output": st.none() | st.integers(1, 100),

@@ -118,14 +118,12 @@ class RecordingFleet(Fleet):
 class RecordingAnswer:
     """Answer to a caller that records every read."""
 
-    written = True
-
     def __init__(self) -> None:
         self.reads: list[bytes] = []
+        self.only = None
 
-    def start(self, data: bytes) -> bytes | Failure:
+    def write(self, data: bytes, framed: bytes) -> None:
         self.reads.append(data)
-        return data
 
     def body(self, data: bytes, framed: bytes = b"") -> Failure | None:
         self.reads.append(data)
@@ -134,9 +132,6 @@ class RecordingAnswer:
     def replace_held(self, data: bytes) -> Failure | None:
         self.reads.append(data)
         return None
-
-    def finish(self, missing: bytes = b"") -> bytes | Failure:
-        return missing
 
 
 class RecordingSink(AttemptSink):
@@ -162,7 +157,7 @@ class RecordingSink(AttemptSink):
         if event is Milestone.WHOLE:
             wire.stop(AttemptOutcome.COMPLETED)
         if event is Milestone.FIRST_TOKEN:
-            self.answer.start(wire.held.take())
+            self.answer.body(wire.held.take())
             self._follow(wire, self.join())
             if wire.stream and wire.times.first_in is not None:
                 wire.fleet.on_first_token(wire, wire.times.first_in)

@@ -122,6 +122,7 @@ class DecisionScenario:
     answer_tokens: Quantiles = ()
     regions: Mapping[str, str] = field(default_factory=dict)  # by endpoint
     rtt: Mapping[str, float] = field(default_factory=dict)  # s, by endpoint
+    adapter: str = ""  # that answers
 
     def __post_init__(self) -> None:
         pools = {id: pool for pool, endpoints in self.ttft.items() for id in endpoints}
@@ -136,7 +137,8 @@ class DecisionScenario:
 
     @property
     def estimate(self) -> PromptEstimate:
-        return PromptEstimate({name: PoolEstimate(self.tokens) for name in self.ttft}, output_tokens=200)
+        prompts = {name: PoolEstimate(self.tokens, adapter=self.adapter) for name in self.ttft}
+        return PromptEstimate(prompts, output_tokens=200)
 
     @property
     def fleet(self) -> FleetSnapshot:

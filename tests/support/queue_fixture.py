@@ -15,7 +15,7 @@ import pytest
 
 from policies.blame.blame import BLAME
 from policies.fleet.fleet import AttemptReport, Fleet
-from policies.queue import queue_view
+from policies.queue import endpoint_queues
 from policies.queue.queue_scheduler import QueueScheduler
 from policies.queue.queued_request import Hold, QueuedRequest
 from policies.queue_parts import queue_parts
@@ -167,7 +167,7 @@ class QueueFixture:
     def hold(self, name: str) -> str:
         """The rule that holds a request."""
         hold = self.held(name).hold
-        return "" if hold is None else hold.rule.value
+        return "" if hold is None else hold.rule
 
     def held_s(self, name: str) -> dict[str, float]:
         """Seconds for which each rule has held a request that has left."""
@@ -255,7 +255,7 @@ def count_decisions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         decided.append(str(queued.request_key))
         return decide(queued, *known)
 
-    monkeypatch.setattr(queue_view, "decide", counted)
+    monkeypatch.setattr(endpoint_queues, "decide", counted)
     return decided
 
 
@@ -267,4 +267,4 @@ def bound_decisions(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
         assert next(left, None) is not None, "the queue decides again and again"
         return decide(*known)
 
-    monkeypatch.setattr(queue_view, "decide", bounded)
+    monkeypatch.setattr(endpoint_queues, "decide", bounded)

@@ -1,4 +1,4 @@
-"""`firsttoken serve` in a separate process, as run by an operator."""
+"""`firsttoken serve` in a separate process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.support.forked import ROOT, ForkedProcess, forked
+
 SLOW = "event loop stalled"
 SERVING = re.compile(r"firsttoken: serving (?P<url>https?://[^/]+)/v1, admin (?P<admin>http://[^,\s]+)")
 
@@ -29,7 +30,7 @@ def write_config(path: Path, endpoints: str, backend: str = "compatible") -> Pat
 class Served:
     """The process, with the URLs of both ports."""
 
-    def __init__(self, process: Process, first_line: str) -> None:
+    def __init__(self, process: Process | ForkedProcess, first_line: str) -> None:
         self.process = process
         self.first_line = first_line
         found = SERVING.match(first_line)
@@ -59,9 +60,9 @@ async def read_line(stderr: asyncio.StreamReader) -> str:
 
 @asynccontextmanager
 async def serving(config: Path, *more: str, prefix: tuple[str, ...] = ()) -> AsyncIterator[Served]:
-    """`prefix`: words before the command."""
-    command = (*prefix, sys.executable, "-m", "gateway.cli", "serve", "--config", str(config), *more)
-    process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=PIPE, stderr=PIPE)
+    """`prefix`: words before the command; it is started as an operator's then, and forked otherwise."""
+    arguments = ("serve", "--config", str(config), *more)
+    process = await (started(prefix, arguments) if prefix else forked(*arguments))
     assert process.stderr is not None
     try:
         async with asyncio.timeout(60):
@@ -74,3 +75,10 @@ async def serving(config: Path, *more: str, prefix: tuple[str, ...] = ()) -> Asy
         if process.returncode is None:
             process.kill()
             await process.wait()
+        if isinstance(process, ForkedProcess):
+            process.close()
+
+
+async def started(prefix: tuple[str, ...], arguments: tuple[str, ...]) -> Process:
+    command = (*prefix, sys.executable, "-m", "gateway.cli", *arguments)
+    return await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=PIPE, stderr=PIPE)

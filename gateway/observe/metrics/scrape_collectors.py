@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from itertools import accumulate
 from math import inf
@@ -97,8 +98,9 @@ class GatewayCollector(Collector):
             yield gauge("firsttoken_replicas", [((), self.replicas())])
 
 
+@cache
 def running_version() -> str:
-    """Version of the installed distribution, or `unknown` in a source tree."""
+    """Version of the installed distribution, read once, or `unknown` in a source tree."""
     try:
         return version("firsttoken")
     except PackageNotFoundError:

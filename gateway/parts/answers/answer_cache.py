@@ -28,7 +28,7 @@ from backends.interface import Operation
 from backends.stream.sound_answers import is_sound
 from gateway.admission.route_table import Routes
 from gateway.api.inference_request import InferenceRequest
-from gateway.core.hooks import NO_HOOKS, Ask, Hooks, RoutePlan
+from gateway.core.hooks import NO_HOOKS, Ask, Hooked, Hooks, RoutePlan
 from gateway.downstream.answer_headers import answer_head, changes_told
 from gateway.downstream.http_request import HttpRequest
 from gateway.observe.record import RequestOutcome, Stage
@@ -51,7 +51,7 @@ SENT = {"backend", "base_url", "model", "models", "rename", "drop", "headers", "
 HEADER = "x-firsttoken-cache"
 
 
-class AnswerCache:
+class AnswerCache(Hooked):
     def __init__(self, store: AnswerStore, copies: int) -> None:
         self.store = store
         self.copies = CopyBudget(copies)
@@ -77,7 +77,9 @@ class AnswerCache:
         """None: the request is not for the cache."""
         request, http, caching = ask.request, ask.http, ask.route.cache
         control = http.headers.get("cache-control", "").lower()
-        if caching is None or request.cache_groups or "no-store" in control or not is_repeatable(request, caching):
+        if caching is None or request.cache_groups or ask.rewrite is not None or "no-store" in control:
+            return None
+        if not is_repeatable(request, caching):
             return None
         group = sha256(b"group " + ask.tenant.cache_group.encode()).hexdigest()[:32]
         headers = sorted({**request.dialect_headers, **request.headers}.items())
@@ -141,7 +143,7 @@ def is_best(routed: RoutedRequest) -> bool:
 
 
 def is_repeatable(request: InferenceRequest, caching: AnswerCaching) -> bool:
-    if request.size > MAX_REQUEST or request.wants_cost or request.state_ids is not None:
+    if request.size > MAX_REQUEST or request.wants_cost:
         return False
     if request.operation in UNSAMPLED:
         return True

@@ -20,7 +20,7 @@ from backends.scrubbing import is_secret
 from gateway.admission.auth import SALT_CHARACTERS, Keys, named_keys, unauthorized
 from gateway.api.api_error import ApiError
 from gateway.api.inference_request import GATEWAY_KEY
-from gateway.core.hooks import NO_HOOKS, Ask, Hooks, RoutePlan
+from gateway.core.hooks import NO_HOOKS, Ask, Hooked, Hooks, RoutePlan
 from gateway.downstream.http_request import HttpRequest
 from gateway.runtime import RuntimeHolder
 from gateway.upstream.upstream import Upstream
@@ -29,7 +29,7 @@ NO_KEY = "it takes the caller's own key, and there is none"
 
 
 @dataclass(frozen=True, slots=True)
-class CallerKeys:
+class CallerKeys(Hooked):
     """Of routes with a pool that takes callers' own keys. Knows the gateway's keys by the Runtime in force."""
 
     runtime: RuntimeHolder

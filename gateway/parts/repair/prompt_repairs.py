@@ -19,7 +19,7 @@ from typing import Any
 from msgspec import Raw
 
 from backends.interface import Operation
-from gateway.core.hooks import NO_HOOKS, Ask, Hooks, RoutePlan
+from gateway.core.hooks import NO_HOOKS, Ask, Hooked, Hooks, RoutePlan
 from gateway.decider import Decider
 from gateway.strict_json import MAX_DEPTH, UNREADABLE, element, encode, members
 from gateway.tokenize.prefix_breakers import ANYWHERE, without_breakers
@@ -29,7 +29,7 @@ _MARK = "cache_control"
 
 
 @dataclass(frozen=True, slots=True)
-class Repairs:
+class Repairs(Hooked):
     decider: Decider
 
     def on(self, plan: RoutePlan) -> Hooks:

@@ -15,10 +15,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from gateway.admission.local_quotas import LocalQuotas, SharedQuotaMemory, SteadyWall, month
-from gateway.admission.quotas import Quotas
 from gateway.admission.redis_quotas import RedisQuotas
 from gateway.cluster.redis_client import RedisClient
 from gateway.cluster.redis_names import redis_name
+from gateway.parts.quotas.quotas import Quotas
 from policies.quota.key_limits import NANO, Claim, KeyLimits, QuotaLimit, RefusalCause, Reservation
 from tests.support.redis import redis_server
 from tests.support.simulated import eventually

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from backends.interface import Operation
 from gateway.config.models import Config
-from gateway.core.hooks import NO_HOOKS, Ask, Hooks, Plans, RoutePlan
-from gateway.runtime import build_runtime
+from gateway.core.hooks import NO_DOOR, NO_HOOKS, Ask, Door, DoorPlan, Hooked, Hooks, Plans, RoutePlan
+from gateway.runtime import Runtime, build_runtime
 from tests.support.gateways import document, pool
 
 RUNTIME = build_runtime(Config.model_validate(document({"small": pool("http://127.0.0.1:9")})))
@@ -20,24 +20,32 @@ def first(ask: Ask) -> None: ...
 def second(ask: Ask) -> None: ...
 
 
-def of_chats(plan: RoutePlan) -> Hooks:
-    return Hooks(placed=first) if plan.operation is Operation.CHAT else NO_HOOKS
+class OfChats(Hooked):
+    def on(self, plan: RoutePlan) -> Hooks:
+        return Hooks(placed=first) if plan.operation is Operation.CHAT else NO_HOOKS
 
 
-def of_all(plan: RoutePlan) -> Hooks:
-    return Hooks(placed=second)
+class OfAll(Hooked):
+    def at_door(self, runtime: Runtime) -> Door:
+        return Door(parsed=first) if runtime is RUNTIME else NO_DOOR
+
+    def on(self, plan: RoutePlan) -> Hooks:
+        return Hooks(placed=second)
 
 
 def test_a_plan_holds_the_hooks_that_want_it_in_the_order_of_the_parts() -> None:
-    plans = Plans([of_all, of_chats])
+    plans = Plans([OfAll(), OfChats()])
     assert plans.of(RUNTIME, ROUTE, Operation.CHAT).placed == (second, first)
     assert plans.of(RUNTIME, ROUTE, Operation.COMPLETION).placed == (second,)
     assert Plans().of(RUNTIME, ROUTE, Operation.CHAT) == RoutePlan(RUNTIME, ROUTE, Operation.CHAT)
 
 
 def test_a_plan_is_made_once_for_a_runtime() -> None:
-    plans, next_one = Plans([of_all]), replace(RUNTIME)
+    """So are the hooks of every request."""
+    plans, next_one = Plans([OfAll()]), replace(RUNTIME)
     made = plans.of(RUNTIME, ROUTE, Operation.CHAT)
     assert plans.of(RUNTIME, ROUTE, Operation.CHAT) is made
+    assert plans.door(RUNTIME) == DoorPlan(parsed=(first,))
     again = plans.of(next_one, ROUTE, Operation.CHAT)
     assert (again is made, again.runtime is next_one) == (False, True)
+    assert plans.door(next_one) == DoorPlan()

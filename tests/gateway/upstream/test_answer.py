@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -15,8 +15,11 @@ from backends.stream.partial_answer import PartialAnswer, TextBudget
 from backends.stream.redaction import Rewriter
 from backends.stream.sse import UsageStripper, WholeEvents
 from backends.stream.taps import StreamTap
-from gateway.upstream.answer import StreamedAnswer
+from gateway.upstream.answer import Answer
+from gateway.upstream.attempt import WireAttempt
+from gateway.upstream.attempt_sinks import AnswerSink
 from gateway.upstream.relay import Relay
+from tests.support.builders import RecordingFleet, wire
 
 TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
 USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":9}}\n\n'
@@ -40,13 +43,24 @@ class Written:
         self.framed.append(framed)
 
 
+def lost(wire: WireAttempt, event: object) -> None:
+    raise AssertionError(event)
+
+
+def joined(filters: list[Rewriter]) -> tuple[AnswerSink, Written]:
+    """A committed attempt, whose reads go through the filters."""
+    committed, written = wire(RecordingFleet()), Written()
+    committed.tap = StreamTap()
+    answer = Answer(cast("Any", None), cast("Relay", written), {}, cast("Any", None))
+    answer.filter_by(filters, None, committed.tap)
+    return AnswerSink(committed, lost, lost, answer), written
+
+
 def answered(filters: list[Rewriter], reads: list[bytes]) -> Written:
-    """The reads as the sink of a committed attempt passes them: to the tap first."""
-    tap, written = StreamTap(), Written()
-    answer = StreamedAnswer(cast("Relay", written), filters, tap, "/v1/chat/completions")
+    """The reads as the exchange of a committed attempt gives them."""
+    sink, written = joined(filters)
     for data in reads:
-        tap.feed(data)
-        assert answer.body(data, b"framed " + data) is None
+        sink.on_body(data, b"framed " + data)
     return written
 
 
@@ -83,18 +97,17 @@ def test_a_known_token_keeps_its_framing() -> None:
     assert answered([UsageStripper()], [TOKEN, TOKEN, TOKEN]).framed == 3 * [b"framed " + TOKEN]
 
 
-def test_a_token_behind_a_continuation_is_rewritten() -> None:
-    """The tap is that of the broken stream, and knows nothing of the peer's."""
-    tap, written = StreamTap(), Written()
-    answer = StreamedAnswer(cast("Relay", written), [UsageStripper()], tap, "/v1/chat/completions")
+def test_a_token_behind_a_rest_is_rewritten() -> None:
+    """Though its form is known."""
+    sink, written = joined([UsageStripper()])
     for _ in range(2):
-        tap.feed(TOKEN)
-    assert tap.is_token
+        sink.on_body(TOKEN)
+    assert sink.wire.tap.is_token
 
     class Peer(UsageStripper):
         def feed(self, data: bytes) -> bytes:
             return data.replace(b'"a"', b'"b"')
 
-    assert answer.continue_with(Peer(), b"") is None
-    assert answer.body(TOKEN) is None
-    assert written.data == TOKEN.replace(b'"a"', b'"b"')
+    assert cast("Answer", sink.answer).continue_with(Peer(), b"") is None
+    sink.on_body(TOKEN)
+    assert written.data == 2 * TOKEN + TOKEN.replace(b'"a"', b'"b"')

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
 
-from backends.interface import BackendRequest
 from gateway.upstream.dispatcher import Dispatcher
-from gateway.upstream.rescue import Rescue
 from policies.attempts.attempt_events import EndpointDown, Event
 from policies.attempts.budgets import RetryBudget
-from tests.support.builders import RecordingFleet, candidate, wire
+from tests.support.builders import RecordingFleet, wire
 
 pytestmark = pytest.mark.virtual_time
 
@@ -43,28 +40,3 @@ def test_attempts_at_an_endpoint_found_dead_are_given_up_one_by_one() -> None:
     for work in later.work:
         work()
     assert told == [EndpointDown(1)] * 2
-
-
-async def test_continuations_of_broken_answers_are_asked_for_a_few_at_a_time() -> None:
-    asked: list[str] = []
-    go_on = asyncio.Event()
-
-    class Asking(Rescue):
-        async def continued(self, upstream: object, request: object, endpoint: str) -> BackendRequest:
-            asked.append(endpoint)
-            await go_on.wait()
-            raise asyncio.CancelledError
-
-    fleet = RecordingFleet()
-    dispatcher = Dispatcher(fleet, RetryBudget())
-    dispatcher.take_overs = asyncio.Semaphore(2)
-    tasks = []
-    for number in range(5):
-        broken = wire(fleet, chosen=candidate(f"small/{number}"))
-        rescue = Asking(cast("Any", None), dispatcher)
-        tasks.append(dispatcher.run(rescue.send(broken, cast("Any", None))))
-    await asyncio.sleep(0)
-    assert asked == ["small/0", "small/1"]
-    go_on.set()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    assert asked == [f"small/{number}" for number in range(5)]

@@ -63,7 +63,7 @@ async def test_a_caller_that_does_not_read_is_no_silence_of_the_server() -> None
     await talk.to(idle=0.1)
     talk.writer.on_write_paused()
     await eventually(lambda: monotonic() > talk.attempt.times.last_byte + 0.25)
-    assert not talk.race.delivery.done.done()
+    assert not talk.race.answer.done.done()
     talk.writer.on_write_resumed()
     talk.run.on_body(FINISH + DONE)
     talk.run.on_end()

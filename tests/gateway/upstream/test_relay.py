@@ -294,7 +294,7 @@ async def test_every_byte_restarts_the_idle_timeout() -> None:
     while monotonic() - start < 0.6:
         talk.run.on_body(b": x\n\n")
         await asyncio.sleep(0.01)
-    assert not talk.race.delivery.done.done()
+    assert not talk.race.answer.done.done()
     talk.run.on_body(FINISH)
     talk.run.on_end()
     await talk.written()

@@ -78,18 +78,6 @@ def test_the_longest_output_is_the_least_of_the_limits(body: dict[str, Any], cap
     assert routed(on=on, **body).limits.longest_output == longest
 
 
-def test_a_stream_with_tools_is_not_left_by_its_pace() -> None:
-    """A parser of tool calls holds tokens back."""
-    tools = [{"type": "function", "function": {"name": "look_up"}}]
-    assert routed(stream=True).limits.by_pace
-    assert not routed(stream=True, tools=tools).limits.by_pace
-
-
-@pytest.mark.parametrize(("rescue", "stream", "may"), [("on", True, True), ("on", False, False), ("off", True, False)])
-def test_only_streams_are_rescued(rescue: str, stream: bool, may: bool) -> None:
-    assert routed(stream=stream, on={"rescue": rescue}).limits.rescue is may
-
-
 @pytest.mark.parametrize(
     ("body", "on", "assembled"),
     [

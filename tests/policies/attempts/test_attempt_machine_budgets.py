@@ -180,9 +180,9 @@ def test_a_request_that_was_placed_nowhere_leaves_no_share() -> None:
 def test_a_retry_for_the_rest_of_an_answer_is_returned_too() -> None:
     """The request counts no longer as active once its answer has begun."""
     budget = RetryBudget()
-    race = begun(A, B, C, candidate("d"), max_attempts=5, retries=budget, rescue=True)
+    race = begun(A, B, C, candidate("d"), max_attempts=5, retries=budget, recovers=True)
     race.on(FirstToken(1), 0.2)
-    race.on(Broken(BLAME["server"]), 1.0)
+    race.on(Broken(BLAME["server"], race.others()), 1.0)
     assert charged(race.on(fails(2, "overloaded"), 1.1)) == [True]
     assert (budget.active, budget.retrying) == (0, 1)
     race.on(FirstToken(3), 1.2)

@@ -19,83 +19,40 @@ from policies.attempts.attempt_events import (
 )
 from policies.attempts.attempt_machine import AttemptMachine
 from policies.attempts.attempt_states import AttemptState
-from policies.attempts.committed_stream import SOON, look, patience
+from policies.attempts.committed_stream import SOON, idle_of, look
 from policies.blame.blame import BLAME
 from policies.types import Candidate
 from tests.support.attempt_script import API, A, B, GivenFacts, begun, fails, machine, told
-from tests.support.decision_fleet import candidate
 
-SLOW_PEER = candidate("slow", 3.0)
 NOW = 100.0
 
 
 def limits(**more: Any) -> AttemptLimits:
-    return AttemptLimits(max_attempts=3, **{"idle": 30.0, "rescue": True, "by_pace": True, **more})
-
-
-# --------------------------------------------------------------------------- patience
-
-
-@pytest.mark.parametrize(
-    ("tpot", "peer", "more", "seconds"),
-    [
-        (0.01, B, {}, 2.0),
-        (None, B, {}, 2.0),
-        (0.2, B, {}, 4.0),
-        (0.01, SLOW_PEER, {}, 6.0),
-        (0.2, SLOW_PEER, {}, 6.0),
-        (5.0, B, {}, 30.0),
-        (0.01, B, {"idle": 1.0}, 1.0),
-        (0.01, None, {}, 30.0),
-        (0.01, B, {"rescue": False}, 30.0),
-        (0.01, B, {"by_pace": False}, 30.0),
-    ],
-    ids=[
-        "the least",
-        "no pace yet",
-        "20 mean gaps",
-        "twice the peer's TTFT",
-        "the longest of these",
-        "idle is the most",
-        "idle is less",
-        "no peer",
-        "no rescue",
-        "tool calls",
-    ],
-)
-def test_the_patience_with_a_silent_stream(
-    tpot: float | None, peer: Candidate | None, more: dict[str, Any], seconds: float
-) -> None:
-    """By its pace and by what a peer would take; `idle` where nobody could continue."""
-    assert patience(limits(**more), A, tpot, peer) == pytest.approx(seconds)
+    return AttemptLimits(max_attempts=3, **{"idle": 30.0, "recovers": True, **more})
 
 
 # --------------------------------------------------------------------------- the look
 
 
 @pytest.mark.parametrize(
-    ("quiet", "peer", "progress", "found"),
+    ("quiet", "allowed", "progress", "found"),
     [
-        (1.0, B, {}, NOW + 1.0),
-        (2.0, B, {}, Leaving.SILENT),
-        (2.0, None, {}, NOW + 28.0),
-        (2.0, B, {"obstacle": "a tool call"}, NOW + 28.0),
-        (30.0, None, {}, Leaving.SILENT),
-        (30.0, B, {"obstacle": "a tool call"}, Leaving.SILENT),
-        (1.99, B, {}, NOW + SOON),
-        (2.0, B, {"complete": True}, Leaving.COMPLETE),
-        (1.0, B, {"complete": True}, NOW + 1.0),
-        (30.0, None, {"complete": True}, Leaving.COMPLETE),
-        (60.0, B, {"paused": True}, NOW + SOON),
-        (60.0, B, {"paused": True, "complete": True}, NOW + SOON),
+        (1.0, 2.0, {}, NOW + 1.0),
+        (2.0, 2.0, {}, Leaving.SILENT),
+        (2.0, 30.0, {}, NOW + 28.0),
+        (30.0, 30.0, {}, Leaving.SILENT),
+        (1.99, 2.0, {}, NOW + SOON),
+        (2.0, 2.0, {"complete": True}, Leaving.COMPLETE),
+        (1.0, 2.0, {"complete": True}, NOW + 1.0),
+        (30.0, 30.0, {"complete": True}, Leaving.COMPLETE),
+        (60.0, 2.0, {"paused": True}, NOW + SOON),
+        (60.0, 2.0, {"paused": True, "complete": True}, NOW + SOON),
     ],
     ids=[
         "within its pace",
         "by pace",
-        "idle without a peer",
-        "idle with an obstacle",
-        "idle is over, no peer",
-        "idle is over, obstacle",
+        "idle without another",
+        "idle is over, no other",
         "never sooner than SOON",
         "complete on an open connection",
         "complete, but the end may still come",
@@ -104,76 +61,75 @@ def test_the_patience_with_a_silent_stream(
         "complete, and the caller does not read",
     ],
 )
-def test_a_look_at_the_stream(
-    quiet: float, peer: Candidate | None, progress: dict[str, Any], found: Leaving | float
-) -> None:
+def test_a_look_at_the_stream(quiet: float, allowed: float, progress: dict[str, Any], found: Leaving | float) -> None:
     """After `quiet` seconds without a byte: a reason to leave, or the time of the next look."""
-    seen = look(limits(), A, Progress(heard_at=NOW - quiet, **progress), peer, NOW)
+    seen = look(limits(), allowed, Progress(heard_at=NOW - quiet, **progress), NOW)
     assert seen == (found if isinstance(found, Leaving) else pytest.approx(found))
 
 
-@pytest.mark.parametrize("more", [{}, {"paused": True}, {"obstacle": "a tool call"}])
+@pytest.mark.parametrize("more", [{}, {"paused": True}])
 @pytest.mark.parametrize("quiet", [0.0, 60.0])
 def test_a_stream_past_the_limit_of_the_whole_answer_is_late(quiet: float, more: dict[str, Any]) -> None:
     """Though it writes."""
-    assert look(limits(limit_at=NOW), A, Progress(heard_at=NOW - quiet, **more), B, NOW) is Leaving.LATE
+    assert look(limits(limit_at=NOW), 2.0, Progress(heard_at=NOW - quiet, **more), NOW) is Leaving.LATE
 
 
 def test_a_complete_stream_is_never_late() -> None:
-    found = look(limits(limit_at=NOW), A, Progress(heard_at=NOW - 60, complete=True), B, NOW)
+    found = look(limits(limit_at=NOW), 2.0, Progress(heard_at=NOW - 60, complete=True), NOW)
     assert found is Leaving.COMPLETE
 
 
 def test_no_look_is_later_than_the_limit_of_the_whole_answer() -> None:
-    assert look(limits(limit_at=NOW + 0.5), A, Progress(heard_at=NOW), B, NOW) == NOW + 0.5
+    assert look(limits(limit_at=NOW + 0.5), 2.0, Progress(heard_at=NOW), NOW) == NOW + 0.5
 
 
 @pytest.mark.parametrize(("own", "idle"), [(None, 30.0), (120.0, 120.0), (5.0, 5.0)])
 def test_an_endpoint_may_have_an_idle_time_of_its_own(own: float | None, idle: float) -> None:
     """An API may think unseen for longer than an engine."""
     endpoint = replace(A, endpoint=replace(A.endpoint, stream_idle=own))
-    assert patience(limits(), endpoint, None, None) == idle
-    assert look(limits(), endpoint, Progress(heard_at=NOW - idle + 1), None, NOW) == pytest.approx(NOW + 1)
-    assert look(limits(), endpoint, Progress(heard_at=NOW - idle), None, NOW) is Leaving.SILENT
+    assert idle_of(limits(), endpoint) == idle
+    race = begun(endpoint, facts=GivenFacts(heard_at=1.0), idle=30.0)
+    assert race.on(FirstToken(1), 1.0).wake_at == 1.0 + idle
+    assert told(race.on(TimerFired(), 1.0 + idle)) == ["leave 1 silent"]
 
 
 # --------------------------------------------------------------------------- the machine
 
 
 def streaming(*ranked: Candidate, **more: Any) -> tuple[AttemptMachine, AttemptStep, GivenFacts]:
-    """A stream committed at 1 s, with `idle` of 10 s."""
-    facts = GivenFacts(heard_at=1.0)
-    race = begun(*ranked, facts=facts, **{"idle": 10.0, "rescue": True, "by_pace": True, **more})
+    """A stream committed at 1 s, with `idle` of 10 s, and left after 2 s for others."""
+    facts = GivenFacts(heard_at=1.0, left_after=2.0)
+    race = begun(*ranked, facts=facts, **{"idle": 10.0, "recovers": True, **more})
     return race, race.on(FirstToken(1), 1.0), facts
 
 
 def test_the_first_look_is_after_the_patience() -> None:
-    """Of the pace, with a peer; else of `idle`; no later than the limit of the whole answer."""
+    """For others, where there are any; else of `idle`; no later than the limit of the whole answer."""
     assert streaming(A, B)[1].wake_at == 3.0
     assert streaming(A)[1].wake_at == 11.0
     assert streaming(A, B, max_attempts=1)[1].wake_at == 11.0
-    assert streaming(A, B, rescue=False)[1].wake_at == 11.0
-    assert streaming(A, B, by_pace=False)[1].wake_at == 11.0
+    assert streaming(A, B, recovers=False)[1].wake_at == 11.0
+    assert streaming(A, B, idle=1.0)[1].wake_at == 2.0
     assert streaming(A, limit_at=5.0)[1].wake_at == 5.0
 
 
-def test_an_endpoint_that_has_failed_is_no_peer() -> None:
+def test_a_stream_is_not_left_for_an_endpoint_that_has_failed() -> None:
     """It might fail again."""
-    race = machine(A, B, facts=GivenFacts(), idle=10.0, rescue=True, by_pace=True)
+    race = machine(A, B, facts=GivenFacts(left_after=2.0), idle=10.0, recovers=True)
     race.on(Begin(), 0.0)
     race.on(fails(1), 0.1)
     assert race.on(FirstToken(2), 1.0).wake_at == 11.0
 
 
-def test_a_stream_silent_for_its_pace_is_left_and_a_peer_continues() -> None:
+def test_a_stream_silent_for_its_pace_is_left_and_another_writes_the_rest() -> None:
     """The break is told by whoever stopped the stream."""
     race, _, _ = streaming(A, B)
     assert told(race.on(TimerFired(), 3.0)) == ["leave 1 silent"]
     assert race.state is AttemptState.COMMITTED
-    assert told(race.on(Broken(BLAME["timeout"]), 3.0)) == ["open 2 rescue b"]
+    assert told(race.on(Broken(BLAME["timeout"], race.others()), 3.0)) == ["open 2 rescue b"]
 
 
-def test_a_stream_silent_for_idle_is_left_without_a_peer() -> None:
+def test_a_stream_silent_for_idle_is_left_without_another() -> None:
     race, _, _ = streaming(A)
     assert told(race.on(TimerFired(), 11.0)) == ["leave 1 silent"]
     assert told(race.on(Broken(BLAME["timeout"]), 11.0)) == ["give up"]
@@ -204,7 +160,7 @@ def test_a_complete_stream_on_an_open_connection_is_left_as_complete() -> None:
 
 
 def test_a_late_stream_is_the_end() -> None:
-    """No peer is asked: the time for the whole answer is over."""
+    """No other is asked: the time for the whole answer is over."""
     race, _, facts = streaming(A, B, API, limit_at=5.0)
     facts.seen.heard_at = 4.9
     step = race.on(TimerFired(), 5.0)

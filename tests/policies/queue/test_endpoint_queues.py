@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from policies.batch.batch_work import VALLEY
 from policies.queue.best_effort_queue import BestEffortQueue
 from policies.queue.endpoint_queues import Ahead, EndpointQueues
 from policies.queue.queue_part import QueueHooks
@@ -116,7 +117,7 @@ def test_batch_work_of_the_largest_tenant_makes_room_first() -> None:
     """Without keys all callers are one tenant, and a chat would be refused for the sake of work that has hours."""
     queues, batch = EndpointQueues(BestEffortQueue(QueueHooks())), held("batch", sequence=1)
     batch.due = 6 * 3600.0
-    queues.best_effort.hold_late(batch, HoldRule.VALLEY, ONE.id, 0.0)
+    queues.best_effort.hold_late(batch, VALLEY, ONE.id, 0.0)
     queues.assign(held("chat", 1.0, sequence=2), ONE, HoldRule.PREFILL, 0.0)
     assert queues.latest_of_largest_tenant().request_key == "batch"
 

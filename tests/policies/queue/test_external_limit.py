@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from policies.fleet.fleet import AttemptReport
-from policies.routing.candidates import EXTERNAL_LIMIT
-from policies.types import AttemptOutcome, Placement
+from policies.types import AttemptOutcome, Placement, RejectionKind
 from tests.support.queue_fixture import API, ONE, QueueFixture
 
 pytestmark = pytest.mark.virtual_time
@@ -41,7 +40,7 @@ def test_usd_count_as_reported() -> None:
     queue.fleet.on_ended("first", AttemptOutcome.COMPLETED, queue.now, report)
     assert queue.enter("second", tiers=["api"], limits=limits) == ["second"]
     refused = queue.released["second"]
-    assert (refused.outcome, refused.reason) == (Placement.RATE_LIMITED, EXTERNAL_LIMIT)
+    assert (refused.outcome, refused.cause) == (Placement.RATE_LIMITED, RejectionKind.EXTERNAL_LIMIT)
     assert refused.retry_after > 0
 
 

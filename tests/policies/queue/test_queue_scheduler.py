@@ -387,7 +387,7 @@ def test_the_rule_that_would_hold_a_request_is_the_one_that_does(budget: float |
     queue = QueueFixture()
     queue.fill(ONE)
     asked = queue.would_hold(tokens=4000, budget=budget)
-    assert (asked and asked.rule.value, asked and asked.endpoint, queue.scheduler.held) == (rule, ONE.id, 0)
+    assert (asked and asked.rule, asked and asked.endpoint, queue.scheduler.held) == (rule, ONE.id, 0)
     assert queue.enter("r", tokens=4000, budget=budget) == []
     assert queue.hold("r") == rule
     queue.release(later=0.03)

@@ -74,7 +74,6 @@ KINDS: list[tuple[Load, RejectionKind]] = [
     (Load(health=Health.DOWN, on_trial=True), RejectionKind.ON_TRIAL),
     (Load(full=True), RejectionKind.AT_CAP),
     (Load(limits=SendLimits(blocked_until=50.0)), RejectionKind.RATE_LIMITED),
-    (Load(unknown_adapters={"": 50.0}), RejectionKind.UNKNOWN_ADAPTER),
     (Load(warming=True), RejectionKind.WARMING),
 ]
 
@@ -84,6 +83,16 @@ def test_every_rejection_of_an_endpoint_has_a_kind(load: Load, kind: RejectionKi
     """Code reads the kind; the reason may be worded anew."""
     decision = DecisionScenario(TWO, loads={"a": load}, route=budget(1.0)).decide()
     assert [(each.endpoint, each.kind) for each in decision.rejected] == [("a", kind)]
+
+
+def test_an_endpoint_that_has_refused_an_adapter_is_no_candidate_for_a_while() -> None:
+    """Of a route with an adapter; other routes go there."""
+    loads, tuned = {"a": Load(unknown_adapters={"law": 50.0})}, {"tiers": [{"pool": "small", "adapter": "law"}]}
+    asked = DecisionScenario(TWO, loads, route=budget(1.0) | tuned, adapter="law")
+    [rejected] = asked.decide(now=0.5).rejected
+    assert (rejected.endpoint, rejected.kind) == ("a", RejectionKind.UNKNOWN_ADAPTER)
+    assert asked.decide(now=51.0).rejected == ()
+    assert DecisionScenario(TWO, loads, route=budget(1.0)).decide(now=0.5).rejected == ()
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from policies.queue.queued_request import QueuedRequest
 from policies.routes.route import Route
-from policies.routing.candidates import uncached_tokens
+from policies.routing.prompt_counts import uncached_tokens
 from policies.types import (
     Endpoint,
     FleetSnapshot,

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from policies.rate_limit.send_limits import SendLimits
 from policies.routes.region import ALIKE, ALIKE_S
 from policies.routes.route import Route
-from policies.routing.candidates import uncached_tokens
+from policies.routing.prompt_counts import uncached_tokens
 from policies.routing.reasons import reason_of
 from policies.types import Health, Load, Placement, RejectionKind, RequestView
 from tests.support.decision_fleet import DecisionScenario, budget, order

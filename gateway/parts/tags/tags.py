@@ -8,8 +8,20 @@ from typing import Any
 
 import msgspec
 
+from gateway.core.hooks import NO_DOOR, Ask, Door, Hooked
+from gateway.runtime import Runtime
+
 HEADERS = ("x-firsttoken-tags", "x-litellm-tags")  # separated by commas
 MOST = 64  # tags of a request that are looked at
+
+
+class Tags(Hooked):
+    def at_door(self, runtime: Runtime) -> Door:
+        return Door(parsed=note) if runtime.config.telemetry.tags else NO_DOOR
+
+
+def note(ask: Ask) -> None:
+    ask.timeline.tagged(listed_tags(ask.runtime.config.telemetry.tags, ask.http.headers, ask.request.body))
 
 
 def listed_tags(listed: Sequence[str], headers: Mapping[str, str], body: Mapping[str, Any]) -> Sequence[str]:

@@ -14,7 +14,7 @@ import msgspec
 
 from backends.stream.sse import ServerSentEvent, SseDecoder, StreamError
 from backends.translation.reply_translation import ReplyShapeError
-from gateway.api.state_ids import StateIds
+from gateway.parts.responses.state_ids import StateIds
 
 # Names of members with state. Within a text, quotes are escaped.
 _MARKS = (b'"response"', b'"encrypted_content"')

@@ -8,11 +8,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from functools import partial
 
+from gateway.core.hooks import NO_HOOKS, Ask, Hooked, Hooks, RoutePlan
+from gateway.downstream.answer_headers import waiting_headers
 from gateway.downstream.http_request import HttpRequest, date_line
 
 COMMENT = b": keep-alive\n\n"
 STREAM = ("content-type: text/event-stream; charset=utf-8", "cache-control: no-cache", "x-accel-buffering: no")
+
+
+class Comments(Hooked):
+    def on(self, plan: RoutePlan) -> Hooks:
+        route, default = plan.route, plan.runtime.config.defaults.keepalive
+        interval = default if route.keepalive is None else route.keepalive
+        return NO_HOOKS if interval == "off" else Hooks(read=partial(begin, interval))
+
+
+async def begin(interval: float, ask: Ask) -> None:
+    if ask.request.stream:
+        ask.http.comments = StreamComments(ask.http, interval, partial(waiting_headers, ask.timeline))
 
 
 class StreamComments:

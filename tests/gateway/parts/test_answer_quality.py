@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from backends.interface import Operation
-from gateway.api.answer_quality import shortcoming
+from gateway.core.hooks import NO_HOOKS, RoutePlan
+from gateway.parts.escalation.answer_quality import Escalations, shortcoming
+from tests.support.builders import request, route
 
 ALL = ("refusal", "empty", "length", "invalid_json")
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
@@ -93,8 +95,20 @@ def test_a_fault_of_the_judge_keeps_the_answer(
     def fails(*_: Any) -> Any:
         raise RecursionError
 
-    monkeypatch.setattr("gateway.api.answer_quality._is_valid", fails)
+    monkeypatch.setattr("gateway.parts.escalation.answer_quality._is_valid", fails)
     body = {"response_format": {"type": "json_object"}}
     reply = {"choices": [{"message": {"content": "no"}}]}
     assert shortcoming(Operation.CHAT, body, json.dumps(reply).encode(), ALL) == ""
     assert "the answer is kept" in caplog.text
+
+
+def test_answers_are_judged_on_routes_that_want_it_alone() -> None:
+    """A judged answer is asked for whole."""
+    judges, ask = Escalations([]), request()
+    (plain, judged) = (
+        RoutePlan(cast("Any", None), route(**on), Operation.CHAT) for on in ({}, {"escalate": ["empty"]})
+    )
+    assert judges.on(plain) is NO_HOOKS
+    assert (judge := judges.on(judged).judge) is not None
+    empty = {"choices": [{"message": {"content": " "}, "finish_reason": "stop"}]}
+    assert (judge(ask, json.dumps(empty).encode()), judge(ask, b"junk")) == ("empty", "")

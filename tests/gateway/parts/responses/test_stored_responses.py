@@ -8,8 +8,8 @@ from contextlib import AsyncExitStack
 import pytest
 
 from gateway.api.api_error import ApiError
-from gateway.responses import stored_responses
-from gateway.responses.stored_responses import LARGE_PLACES, LargeReplies
+from gateway.parts.responses import stored_responses
+from gateway.parts.responses.stored_responses import LARGE_PLACES, LargeReplies
 
 pytestmark = pytest.mark.virtual_time
 

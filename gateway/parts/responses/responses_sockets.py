@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from functools import partial
 from time import monotonic, time
 
@@ -23,13 +22,17 @@ from aiohttp import WSCloseCode
 from backends.http.connection import WriteCoalescer
 from backends.interface import Operation
 from backends.translation.registry import RESPONSES_TO_CHAT
-from gateway.api.api_error import ApiError, retry_later
+from gateway.admission.auth import Tenant
+from gateway.api.api_error import ApiError, retry_later, stopped
 from gateway.api.request_ids import new_request_id
+from gateway.core.hooks import Hooked
 from gateway.downstream.http_request import HttpRequest, ResponseWriter, too_large
 from gateway.downstream.limits import SMALL_BODY
-from gateway.responses.answer_frames import AnswerFrames, LastResponse, refusal_message
-from gateway.responses.kept_turns import KeptTurn, KeptTurns
-from gateway.responses.socket_turn import SocketTurn, UnmatchedOutput, read_turn
+from gateway.observe.timeline import RequestTimeline
+from gateway.parts.responses.answer_frames import AnswerFrames, LastResponse, refusal_message
+from gateway.parts.responses.kept_turns import KeptTurn, KeptTurns
+from gateway.parts.responses.socket_turn import SocketTurn, UnmatchedOutput, read_turn
+from gateway.proxy import LABELS, Proxy
 from gateway.strict_json import encode
 from gateway.upstream.relay import STALL
 
@@ -41,20 +44,6 @@ Serve = Callable[[HttpRequest], Awaitable[None]]
 Answer = Callable[[HttpRequest], None]  # writes an answer, or raises ApiError
 
 
-@dataclass(frozen=True, slots=True)
-class TurnHandlers:
-    """Of the proxy. `infer` and `aside` write an answer and emit a Record in all cases; `aside` answers by a function.
-    `precheck`: the reason to refuse a turn by the handshake's head."""
-
-    infer: Serve
-    aside: Callable[[HttpRequest, Answer], Awaitable[None]]
-    precheck: Callable[[HttpRequest], ApiError | None]
-
-
-def offers_websocket(http: HttpRequest) -> bool:
-    return http.method == "GET" and http.headers.get("upgrade", "").lower() == "websocket"
-
-
 def websocket_refused() -> ApiError:
     """Coding agents ask for a WebSocket first; after this status alone they go on with HTTP at once (Codex 0.118 and
     later). The reply names the protocol to use (RFC 9110, section 15.5.22)."""
@@ -63,23 +52,31 @@ def websocket_refused() -> ApiError:
     return ApiError(426, message, code="websocket_not_supported", headers=headers, close=True)
 
 
-class ResponsesSockets:
+class ResponsesSockets(Hooked):
     """The sockets of a process."""
 
-    def __init__(self) -> None:
+    def __init__(self, proxy: Proxy) -> None:
+        self._proxy = proxy
+        self.socket_paths = {Operation.RESPONSES.value: self}
         self.turns = KeptTurns()
         self.open: Counter[str] = Counter()  # by caller
 
-    async def serve(
-        self, http: HttpRequest, caller: str, most: int, handlers: TurnHandlers, drains: Callable[[], bool]
-    ) -> None:
-        """Serve a socket to its end. `most`: connections of the process. `drains`: each turn is now the last of its
-        socket. Raises ApiError (429)."""
+    def precheck(self, http: HttpRequest) -> ApiError | None:
+        proxy, offer = self._proxy, http.websocket
+        if not proxy.runtime.current.config.server.websockets or offer is None or not offer.is_acceptable:
+            return websocket_refused()
+        return stopped() if proxy.draining else proxy.precheck_caller(http)
+
+    async def serve(self, http: HttpRequest) -> None:
+        """Each turn checks the key again; of a proxy that drains, it is the last. Raises ApiError (429)."""
+        proxy = self._proxy
+        caller = proxy.reader.caller(http, proxy.reader.authorize(http))
+        most = proxy.runtime.current.config.server.max_connections
         if self.open[caller] >= max(1, most // SHARE):
             raise _too_many()
         self.open[caller] += 1
         try:
-            await ResponsesSocket(http, caller, self.turns, handlers, drains).run()
+            await ResponsesSocket(http, caller, self.turns, proxy).run()
         finally:
             self.open[caller] -= 1
             if not self.open[caller]:
@@ -89,20 +86,13 @@ class ResponsesSockets:
 class ResponsesSocket:
     """One socket. The flow control of its connection, for as long as the socket is open."""
 
-    def __init__(
-        self,
-        http: HttpRequest,
-        caller: str,
-        turns: KeptTurns,
-        handlers: TurnHandlers,
-        drains: Callable[[], bool],
-    ) -> None:
+    def __init__(self, http: HttpRequest, caller: str, turns: KeptTurns, proxy: Proxy) -> None:
         assert http.websocket is not None  # by `Proxy.precheck`
         self._http, self._socket = http, http.websocket
         self._caller = caller
         self._turns = turns
-        self._handlers = handlers
-        self._drains = drains
+        self._proxy = proxy
+        self._infer: Serve = partial(proxy.infer, operation=Operation.RESPONSES)
         self._headers = {
             name: value
             for name, value in http.headers.items()
@@ -153,7 +143,7 @@ class ResponsesSocket:
             await turn
             await self._http.writer.drain(STALL)
             came = ahead.result() if ahead.done() else None
-            self._stopping |= self._drains()
+            self._stopping |= self._proxy.draining
             self._socket.release(len(came or b""))
             return came
         finally:
@@ -164,8 +154,8 @@ class ResponsesSocket:
     async def _answered(self, message: bytes) -> None:
         """A turn of a key at its limits is refused unread. Every other one counts as a request: also one that no
         backend is asked for, and one that is no request."""
-        if (fault := self._handlers.precheck(self._http)) is not None:
-            await self._exchange(b"", self._handlers.infer, fault)
+        if (fault := self._proxy.precheck_key(self._http)) is not None:
+            await self._exchange(b"", self._infer, fault)
             return
         kept = self._turns.get(self._caller, self)
         try:
@@ -175,14 +165,20 @@ class ResponsesSocket:
             if isinstance(refusal, UnmatchedOutput):
                 self._turns.drop(self._caller, self)
             return
-        last = await self._exchange(turn.body, self._handlers.infer if turn.generates else self._aside(prepare))
+        last = await self._exchange(turn.body, self._infer if turn.generates else self._aside(prepare))
         if (found := turn.kept(last)) is not None:
             self._turns.put(self._caller, self, found)
         elif kept is not None and kept.response_id == turn.previous:
             self._turns.drop(self._caller, self)
 
     def _aside(self, answer: Answer) -> Serve:
-        return lambda http: self._handlers.aside(http, answer)
+        """Serves a turn for which no backend is asked."""
+
+        async def write(http: HttpRequest, tenant: Tenant, timeline: RequestTimeline) -> None:
+            answer(http)
+            timeline.delivered(200, monotonic())
+
+        return partial(self._proxy.aside, operation=LABELS[Operation.RESPONSES], answer=write)
 
     async def _read(self, message: bytes, kept: KeptTurn | None) -> SocketTurn:
         """Read a message, in a thread if slow. Raises ApiError."""

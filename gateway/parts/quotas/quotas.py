@@ -21,7 +21,7 @@ Rules:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from time import monotonic
 
@@ -31,20 +31,23 @@ from gateway.admission.auth import Tenant
 from gateway.admission.local_quotas import LocalQuotas
 from gateway.admission.redis_quotas import RedisQuotas
 from gateway.api.api_error import ApiError, retry_later
-from gateway.api.inference_request import InferenceRequest
+from gateway.core.hooks import NO_DOOR, NO_HOOKS, Ask, Door, Hooked, Hooks, RoutePlan
+from gateway.decider import Decider
+from gateway.downstream.http_request import HttpRequest
 from gateway.observe.metrics.series import counter
 from gateway.observe.record import Record, RequestOutcome
 from gateway.observe.recorder import Recorder
 from gateway.observe.timeline import RequestTimeline
+from gateway.runtime import Runtime
 from policies.latency.answer_lengths import LongestAnswers
 from policies.quota.key_limits import HEAD_CLAIM, NANO, Claim, KeyLimits, QuotaLimit, RefusalCause, Reservation
-from policies.routes.route import Route
 from policies.types import Pool, PromptEstimate
 
 ESTIMATED = (QuotaLimit.TOKENS, QuotaLimit.COST)
 DOUBTED = 0.25  # of the tokens left
 UNKNOWN_ANSWER = 2_048  # tokens held for an answer of a key whose answers are not known yet
 LONGEST_ANSWER = 131_072  # tokens, where neither caller, route nor context window bounds an answer
+HEADERS = "x-ratelimit-"
 NO_RETRY = {"x-should-retry": "false"}  # obeyed by OpenAI's SDKs
 
 
@@ -62,11 +65,12 @@ class QuotaExceeded(ApiError):
         self.reservation = reservation
 
 
-class Admission:
+class Admission(Hooked):
     """Reserves before a request, and settles by the Record."""
 
-    def __init__(self, quotas: Quotas, recorder: Recorder, registry: CollectorRegistry) -> None:
-        self._quotas = quotas
+    def __init__(self, quotas: Quotas, decider: Decider, recorder: Recorder, registry: CollectorRegistry) -> None:
+        self.quotas = quotas
+        self._decider = decider
         self._recorder = recorder
         self._registry = registry
         self._settling = False
@@ -77,68 +81,79 @@ class Admission:
     def check(self, tenant: Tenant) -> QuotaExceeded | None:
         """The reason to refuse a request of this key by the head. Claims nothing."""
         limits = tenant.limits
-        if limits is None or (limit := (verdict := self._quotas.check(tenant.account, limits)).limit) is None:
+        if limits is None or (limit := (verdict := self.quotas.check(tenant.account, limits)).limit) is None:
             return None
         return QuotaExceeded(Reservation(tenant.account, limits, HEAD_CLAIM, verdict, 0, monotonic()), limit)
 
-    def enter(self, tenant: Tenant, fault: ApiError | None, timeline: RequestTimeline) -> None:
-        """Claim a place by the head, unless `fault` has refused the request already. Raises ApiError."""
-        if isinstance(fault, QuotaExceeded):
-            self._reserved(fault.reservation, timeline)
-        if fault is not None:
-            raise fault
-        if tenant.limits is not None:
-            self._reserved(self._quotas.enter(tenant.account, tenant.limits), timeline)
+    def at_door(self, runtime: Runtime) -> Door:
+        if not runtime.keys.limited:
+            return NO_DOOR
+        return Door(check=self.check, enter=self.enter, aside=self.claim_aside)
 
-    async def reserve(
-        self,
-        tenant: Tenant,
-        limits: KeyLimits,
-        estimate: PromptEstimate,
-        request: InferenceRequest,
-        route: Route,
-        pools: Mapping[str, Pool],
-        timeline: RequestTimeline,
-        count: Callable[[], Awaitable[PromptEstimate]],
-    ) -> PromptEstimate:
+    def on(self, plan: RoutePlan) -> Hooks:
+        return Hooks(admit=self.admit) if plan.runtime.keys.limited else NO_HOOKS
+
+    def enter(self, http: HttpRequest, tenant: Tenant, timeline: RequestTimeline) -> None:
+        """Claim a place by the head, unless a fault has refused the request already. Raises ApiError."""
+        if isinstance(http.fault, QuotaExceeded):
+            self._reserved(http.fault.reservation, http, timeline)
+        if http.fault is None and tenant.limits is not None:
+            self._reserved(self.quotas.enter(tenant.account, tenant.limits), http, timeline)
+
+    async def claim_aside(self, http: HttpRequest, tenant: Tenant, timeline: RequestTimeline) -> None:
+        """Claim a request without tokens in place of its head. Raises ApiError (429)."""
+        if tenant.limits is not None:
+            await self._claim(tenant, tenant.limits, Claim(), http, timeline)
+
+    async def admit(self, ask: Ask) -> None:
         """Claim the whole request in place of its head. Raises ApiError (429).
 
-        Returns the estimate: by an exact `count`, where the limits do not admit the most that it allows."""
+        Where the limits do not admit the most that the estimate allows, the prompt is counted."""
+        tenant, estimate = ask.tenant, ask.estimate
+        if (limits := tenant.limits) is None:
+            return
+        request, route, pools = ask.request, ask.route, ask.runtime.pools
         longest = self.longest.tokens(tenant.account, route.name)
         answer = AnswerBounds(request.choices, route.output_cap(request.max_tokens), longest, limits.cost is not None)
         claim = claim_of(estimate, answer, pools, request.size)
         if self._is_doubtful(tenant.account, limits, claim):
-            estimate = await count()
+            estimate = await self._count(ask)
             claim = claim_of(estimate, answer, pools)
         try:
-            await self.claim(tenant, limits, claim, timeline)
+            await self._claim(tenant, limits, claim, ask.http, ask.timeline)
         except QuotaExceeded as exceeded:
             if estimate.counted or exceeded.reservation.verdict.limit not in ESTIMATED:
                 raise
-            estimate = await count()
-            timeline.reserved(None)
-            await self.claim(tenant, limits, claim_of(estimate, answer, pools), timeline)
-        return estimate
+            claim = claim_of(await self._count(ask), answer, pools)
+            ask.timeline.reserved(None)
+            await self._claim(tenant, limits, claim, ask.http, ask.timeline)
+
+    async def _count(self, ask: Ask) -> PromptEstimate:
+        ask.estimate = await self._decider.counted(ask.request, ask.route, ask.tenant, ask.estimate)
+        return ask.estimate
 
     def _is_doubtful(self, account: str, limits: KeyLimits, claim: Claim) -> bool:
         """The estimated prompts in flight, and this one, could exceed their claims by too much."""
         if limits.tokens is None or not claim.doubt:
             return False
-        return claim.doubt + self.doubts[account] > DOUBTED * self._quotas.check(account, limits).tokens_left
+        return claim.doubt + self.doubts[account] > DOUBTED * self.quotas.check(account, limits).tokens_left
 
-    async def claim(self, tenant: Tenant, limits: KeyLimits, claim: Claim, timeline: RequestTimeline) -> None:
-        """`reserve`, of a known claim."""
+    async def _claim(
+        self, tenant: Tenant, limits: KeyLimits, claim: Claim, http: HttpRequest, timeline: RequestTimeline
+    ) -> None:
         head = timeline.record.quota
         timeline.reserved(None)
-        self._reserved(await self._quotas.reserve(tenant.account, limits, claim, head), timeline)
+        self._reserved(await self.quotas.reserve(tenant.account, limits, claim, head), http, timeline)
 
-    def _reserved(self, made: Reservation, timeline: RequestTimeline) -> None:
-        """Raises ApiError (429) for a refused reservation."""
+    def _reserved(self, made: Reservation, http: HttpRequest, timeline: RequestTimeline) -> None:
+        """Note a reservation, in the headers of the answer too. Raises ApiError (429) for a refused one."""
         if not self._settling:  # gateways without limits do not pay for this sink
             self._settling = True
             self._recorder.sinks.append(self.settle)
             self._registry.register(self.refused)
         timeline.reserved(made)
+        others = (line for line in http.lines if not line.startswith(HEADERS))
+        http.lines = (*others, *quota_headers(made))
         if (limit := made.verdict.limit) is not None:
             raise QuotaExceeded(made, limit)
         if made.claim.doubt:
@@ -155,7 +170,7 @@ class Admission:
                 self.doubts += Counter()  # without zeros
             if record.output_tokens and record.end is RequestOutcome.COMPLETED:
                 self.longest.observe(reservation.account, record.route, -(-record.output_tokens // record.choices))
-            self._quotas.settle(reservation, tokens_of(record), round(record.cost_usd * NANO))
+            self.quotas.settle(reservation, tokens_of(record), round(record.cost_usd * NANO))
         else:
             self.refused.of[record.tenant, limit.value].value += 1
 
@@ -249,9 +264,9 @@ def quota_headers(made: Reservation) -> Iterable[str]:
         ("tokens", limits.tokens, verdict.tokens_left, verdict.tokens_reset),
     ):
         if limit is not None:
-            yield f"x-ratelimit-limit-{unit}: {limit}"
-            yield f"x-ratelimit-remaining-{unit}: {left}"
-            yield f"x-ratelimit-reset-{unit}: {duration(reset)}"
+            yield f"{HEADERS}limit-{unit}: {limit}"
+            yield f"{HEADERS}remaining-{unit}: {left}"
+            yield f"{HEADERS}reset-{unit}: {duration(reset)}"
 
 
 def duration(seconds: float) -> str:

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends.translation.reply_translation import ReplyShapeError
-from gateway.api.state_answer import StateAnswer
-from gateway.api.state_ids import StateIds, seal_key
+from gateway.parts.responses.state_answer import StateAnswer
+from gateway.parts.responses.state_ids import StateIds, seal_key
 from tests.support.responses_server import ENCRYPTED, events
 
 ENDPOINT = "small/10.0.0.11:8000"

@@ -15,8 +15,8 @@ import pytest
 from gateway.api.api_error import ApiError
 from gateway.app import Gateway
 from gateway.downstream.http_request import HttpRequest
-from gateway.downstream.stream_comments import StreamComments
 from gateway.observe.record import RequestOutcome
+from gateway.parts.comments.stream_comments import StreamComments
 from tests.gateway.downstream.test_http_server import serving
 from tests.support.builders import ANSWER, CHAT, DONE, FINISH, STREAMED, TOKEN, WHOLE, Caller, calling, last, post
 from tests.support.gateways import pool, running

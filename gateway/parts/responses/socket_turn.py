@@ -14,8 +14,8 @@ import msgspec
 from msgspec import Raw
 
 from gateway.api.api_error import ApiError, bad_request
-from gateway.responses.answer_frames import LastResponse
-from gateway.responses.kept_turns import KeptTurn
+from gateway.parts.responses.answer_frames import LastResponse
+from gateway.parts.responses.kept_turns import KeptTurn
 from gateway.strict_json import UNREADABLE, encode, members, too_many_elements
 
 CREATE = "response.create"

@@ -14,18 +14,26 @@ import re
 from collections.abc import Callable, Collection
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
+from time import monotonic
 from urllib.parse import parse_qs, quote
 from weakref import WeakValueDictionary
 
 from backends.failures import NOT_SERVED, TOO_LARGE, TransportError, of_callers_key
 from backends.http.connection_pool import BufferedReply
-from backends.interface import Failure, FailureKind, HttpCall
+from backends.interface import Failure, FailureKind, HttpCall, Operation
 from backends.stream.redaction import CachedCountMasker, mask_error_body
 from backends.translation.reply_translation import ReplyShapeError
+from gateway.admission.auth import Tenant
 from gateway.api.api_error import ApiError, bad_request, retry_later
-from gateway.api.state_answer import StateAnswer
-from gateway.api.state_ids import StateHolder, StateIds
+from gateway.core.hooks import Hooked, SidePath
+from gateway.downstream.answer_headers import gateway_headers
 from gateway.downstream.http_request import HttpRequest
+from gateway.observe.timeline import RequestTimeline
+from gateway.parts.responses.kept_state import state_ids
+from gateway.parts.responses.state_answer import StateAnswer
+from gateway.parts.responses.state_ids import StateHolder, StateIds
+from gateway.proxy import LABELS, Proxy
 from gateway.upstream.upstream import Upstream
 
 TIMEOUT = 10.0  # s
@@ -37,6 +45,11 @@ LARGE_PLACES = 4
 PLACE_WAIT = 10.0  # s for a place
 READ_WAIT = 60.0  # s for a caller to read a large reply
 
+PATHS = {  # with their methods
+    "/v1/responses/{id}": ("GET", "DELETE"),
+    "/v1/responses/{id}/input_items": ("GET",),
+    "/v1/responses/{id}/cancel": ("POST",),
+}
 _QUERY = re.compile(r"[!-~]*")
 _UNAVAILABLE = (FailureKind.AUTH, FailureKind.MISCONFIGURED, FailureKind.QUOTA)  # nothing that a caller could mend
 
@@ -59,6 +72,34 @@ class LargeReplies:
         except TimeoutError:
             message = "Other large stored responses are being read; try again."
             raise ApiError(503, message, type="server_error", code="overloaded", headers=retry_later(RETRY)) from None
+
+
+class StoredPaths(Hooked):
+    """The paths of a process."""
+
+    def __init__(self, proxy: Proxy) -> None:
+        self._proxy = proxy
+        self._large = LargeReplies()
+        label = LABELS[Operation.RESPONSES]
+        self.side_paths = {path: SidePath(methods, label, self.answer) for path, methods in PATHS.items()}
+
+    async def answer(self, http: HttpRequest, tenant: Tenant, timeline: RequestTimeline) -> None:
+        """From the endpoint with the response."""
+        proxy = self._proxy
+        runtime = proxy.runtime.current
+        routes = [route for route in runtime.routes.all if tenant.may_use(route.name)]
+        stored = StoredResponses(
+            key=tenant.name,
+            upstream=partial(proxy.upstream_of, http, routes),
+            masked_pools=runtime.masked_pools,
+            ids=state_ids(runtime, tenant),
+            large=self._large,
+        )
+        async with AsyncExitStack() as until_read:
+            status, body = await stored.answer(http, runtime.endpoints(*routes), until_read)
+            http.respond(status, body, gateway_headers(timeline, monotonic()))
+            timeline.delivered(status, monotonic())
+            await http.writer.drain(READ_WAIT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

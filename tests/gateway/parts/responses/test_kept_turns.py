@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from gateway.api.api_error import ApiError
-from gateway.responses.answer_frames import LastResponse, error_message
-from gateway.responses.kept_turns import KeptTurn, KeptTurns
-from gateway.responses.socket_turn import read_turn
+from gateway.parts.responses.answer_frames import LastResponse, error_message
+from gateway.parts.responses.kept_turns import KeptTurn, KeptTurns
+from gateway.parts.responses.socket_turn import read_turn
 
 
 def turn(size: int, name: str = "resp_1") -> KeptTurn:

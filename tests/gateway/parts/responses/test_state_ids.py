@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.api.api_error import ApiError
-from gateway.api.state_ids import SEAL, StateHolder, StateIds, open_request, seal_key
+from gateway.parts.responses.state_ids import SEAL, StateHolder, StateIds, open_request, seal_key
 
 ENDPOINTS = ["large/10.0.1.11:8000", "small/10.0.0.11:8000", "small/10.0.0.12:8000"]
 SECRET = b"of the configuration"

@@ -1,5 +1,5 @@
 """Judges whole answers by what a caller can see: refusals, answers without output or cut at the limit, JSON against its
-schema.
+schema. On a route with `escalate` one of another pool is preferred to one with a shortcoming.
 
 Rules:
 - The judgement is about the answer as the caller would read it, in the caller's dialect.
@@ -12,7 +12,7 @@ Rules:
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from importlib import import_module
 from time import monotonic
 from typing import Any
@@ -20,12 +20,35 @@ from typing import Any
 import msgspec
 
 from backends.interface import Operation
+from gateway.api.inference_request import InferenceRequest
+from gateway.core.hooks import NO_HOOKS, Hooked, Hooks, RoutePlan
+from policies.routes.route import Route
 
 log = logging.getLogger("firsttoken")
 
 CHECKED = 64 * 1024  # bytes of an answer, and of a schema
-
 LONGEST = 0.02  # s of a check
+
+
+class Escalations(Hooked):
+    def __init__(self, routes: Iterable[Route]) -> None:
+        self.reload(routes)
+
+    def reload(self, routes: Iterable[Route]) -> None:
+        """Import the validator of schemas: within a request, the import would stall the event loop for 0.1 s."""
+        if any("invalid_json" in route.escalate for route in routes):
+            import_module("jsonschema")
+
+    def on(self, plan: RoutePlan) -> Hooks:
+        wanted = plan.route.escalate
+        if not wanted:
+            return NO_HOOKS
+
+        def judge(request: InferenceRequest, reply: bytes) -> str:
+            return shortcoming(request.operation, request.body, reply, wanted)
+
+        return Hooks(judge=judge)
+
 
 _UNCHECKED = ("pattern", "patternProperties", "format", "uniqueItems", "$schema")
 _CUT = {"length", "max_tokens", "max_output_tokens", "model_context_window_exceeded"}
@@ -139,11 +162,6 @@ def _is_valid(text: str, schema: Any) -> bool:
         return bool(checker.is_valid(value))
     except Exception:  # a faulty schema, or a schema too slow to check: left to the engine
         return True
-
-
-def load_validator() -> None:
-    """Import the validator of schemas now: within a request, the import would stall the event loop for 0.1 s."""
-    import_module("jsonschema")
 
 
 def _timed(keywords: Mapping[str, Any], until: float) -> dict[str, Any]:

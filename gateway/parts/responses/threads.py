@@ -5,8 +5,8 @@
   comes with the new messages alone: a server that keeps no threads, or another account, would answer without the rest.
 - So a route takes threads only if each of its pools keeps them. Elsewhere it refuses, in words after which Anthropic's
   SDKs and Claude Code send the whole conversation without a thread.
-- The id of a message in a thread names the endpoint, sealed (`gateway.api.state_ids`): a thread goes on there, and only
-  for the API key that began it. After an id that is unknown, the SDKs begin the thread anew.
+- The id of a message in a thread names the endpoint, sealed (`state_ids`): a thread goes on there, and only for the API
+  key that began it. After an id that is unknown, the SDKs begin the thread anew.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 from backends.interface import Operation
 from gateway.api.api_error import ApiError
 from gateway.api.inference_request import InferenceRequest
-from gateway.api.state_answer import SealedAnswer
-from gateway.api.state_ids import StateIds
+from gateway.parts.responses.state_answer import SealedAnswer
+from gateway.parts.responses.state_ids import StateIds
 
 NOT_FOUND, UNSUPPORTED = "thread_not_found", "thread_unsupported_request"
 

@@ -1,0 +1,89 @@
+"""Requests that refer to state which an endpoint keeps for the caller: responses, conversations, message threads.
+
+Such a request goes to the endpoint with that state, under the backend's own ids; the ids in its answer are sealed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from typing import Any
+
+from backends.http.connection_pool import BackendAddress
+from backends.interface import Operation
+from backends.translation.reply_translation import RewrittenAnswer
+from gateway.admission.auth import Tenant
+from gateway.api.responses_dialect import OPERATIONS
+from gateway.config.pool_section import PoolSection
+from gateway.core.hooks import NO_HOOKS, Ask, Hooked, Hooks, RoutePlan
+from gateway.decider import Decider
+from gateway.parts.responses.state_answer import StateAnswer
+from gateway.parts.responses.state_ids import StateIds, open_request, seal_key
+from gateway.parts.responses.threads import ThreadAnswer, has_thread, not_found, open_thread, unsupported
+from gateway.runtime import Runtime
+from policies.routes.route import Route
+from policies.types import Decision
+
+Opened = Callable[[Mapping[str, Any], StateIds, Collection[str]], tuple[Mapping[str, Any], str]]
+Sealed = Callable[[StateIds, str], RewrittenAnswer]
+
+
+class KeptState(Hooked):
+    def __init__(self, decider: Decider) -> None:
+        self._decider = decider
+
+    def on(self, plan: RoutePlan) -> Hooks:
+        if plan.operation in OPERATIONS:
+            return Hooks(read=self.open_responses)
+        if plan.operation is not Operation.MESSAGES:
+            return NO_HOOKS
+        if not keeps_threads(plan.runtime, plan.route):
+            return Hooks(fit=refuse_thread)
+        return Hooks(read=self.open_thread, unplaced=begin_anew)
+
+    async def open_responses(self, ask: Ask) -> None:
+        """Raises ApiError for state that is unknown."""
+        await self._open(ask, open_request, StateAnswer)
+
+    async def open_thread(self, ask: Ask) -> None:
+        """Raises ApiError for a thread that is unknown."""
+        if has_thread(ask.request):
+            await self._open(ask, open_thread, ThreadAnswer)
+
+    async def _open(self, ask: Ask, opened: Opened, sealed: Sealed) -> None:
+        request, ids = ask.request, state_ids(ask.runtime, ask.tenant)
+        ask.rewrite = partial(sealed, ids)
+        request.body, request.pinned = await self._decider.off_loop(
+            request.size, opened, request.body, ids, ask.runtime.endpoints(ask.route)
+        )
+
+
+def refuse_thread(ask: Ask) -> None:
+    """Raises ApiError for a thread, which the route cannot keep."""
+    if has_thread(ask.request):
+        raise unsupported()
+
+
+def begin_anew(ask: Ask, decision: Decision) -> bool:
+    """Raises ApiError after which the client begins the thread anew, at another endpoint."""
+    if ask.request.pinned and has_thread(ask.request):
+        raise not_found()
+    return False
+
+
+def state_ids(runtime: Runtime, tenant: Tenant) -> StateIds:
+    """Seals and opens the tenant's ids of state at backends."""
+    secret = runtime.config.state.cache_secret
+    return StateIds(seal_key(secret.get_secret_value().encode() if secret else tenant.digest, tenant.name))
+
+
+def keeps_threads(runtime: Runtime, route: Route) -> bool:
+    """All pools of the route are the API that keeps message threads, and hide no count of cached tokens."""
+    pools = [runtime.config.pools[pool] for pool in route.pools]
+    return runtime.masked_pools.isdisjoint(route.pools) and all(map(is_anthropics_own, pools))
+
+
+def is_anthropics_own(section: PoolSection) -> bool:
+    """True for Anthropic's own API, which refuses unknown members; other servers of the dialect ignore such members."""
+    hosts = (f".{BackendAddress.parse(url).host}" for url in section.urls)
+    return section.backend == "anthropic" and all(host.endswith(".anthropic.com") for host in hosts)

@@ -1,0 +1,103 @@
+"""The hooks of an answer, for parts that judge a whole one, or have a broken one written to its end by others.
+
+A hook `recover` of the plan makes one `Recovery` for each request. The rest of an answer comes from further attempts of
+the same race, and goes through the same chain of filters to the caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from backends.http.connection import Sink
+from backends.interface import Failure
+from backends.stream.redaction import Rewriter
+from gateway.api.inference_request import InferenceRequest
+from gateway.upstream.attempt import WireAttempt
+from gateway.upstream.routed_request import RoutedRequest
+from policies.types import Attempt, Candidate
+
+
+class Rest(Protocol):
+    """The rest of an answer that broke. `others`: who may write it, in order."""
+
+    others: Sequence[Candidate]
+
+    async def send(self, wire: WireAttempt, sink: Sink) -> None:
+        """Ask one of them. Called for one attempt after the other."""
+        ...
+
+    def hear(self, data: bytes) -> bytes | Failure:
+        """Read what the attempt has sent first. Returns the events that are new to the caller."""
+        ...
+
+    def link(self) -> Rewriter:
+        """The attempt goes on with the answer: the head of the chain for what it sends from here on."""
+        ...
+
+    def asks_anew(self) -> bool:
+        """The attempt was refused. True: the same endpoint may be asked in another way."""
+        ...
+
+    def unwritten(self, last: Failure | None) -> Failure:
+        """The failure that a caller is told where none of them has written it. `last`: of an attempt."""
+        ...
+
+    def prompt_tokens(self) -> int | None:
+        """Of the request, as the endpoint that goes on has counted them."""
+        ...
+
+    def tokens_before(self) -> int:
+        """Of the answer, before the rest."""
+        ...
+
+
+class Recovery(Protocol):
+    """Of one request: keeps what is said, and finds who may write the rest."""
+
+    def link(self) -> Rewriter:
+        """The first filter of an answer that begins."""
+        ...
+
+    def patience(self, own: Attempt, tpot: float | None, others: Sequence[Candidate]) -> float:
+        """Seconds without a byte after which the stream is left for one of `others`; FOREVER: it is not."""
+        ...
+
+    def recover(self, wire: WireAttempt, failure: Failure, unwritten: bool, others: Sequence[Candidate]) -> Rest | None:
+        """The answer of an attempt has broken. `unwritten`: words of its last read have not reached the caller;
+        `others`: candidates without a failure."""
+        ...
+
+    def end(self, winner: WireAttempt | None) -> None:
+        """The request is over."""
+        ...
+
+
+Recover = Callable[[RoutedRequest], Recovery | None]  # None: of this request nobody could continue the answer
+
+
+# Of a whole answer, as the caller reads it: its shortcoming, for which that of another pool is preferred; empty: it
+# has none. Never raises: a fault of the judge is none of the answer's.
+Judge = Callable[[InferenceRequest, bytes], str]
+
+
+class AnswerHooks(Protocol):
+    """Those of a plan, in order. The first that makes a Recovery has the answer, the first shortcoming counts."""
+
+    @property
+    def recover(self) -> tuple[Recover, ...]: ...
+
+    @property
+    def judge(self) -> tuple[Judge, ...]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class GivenHooks:
+    """Hooks of an answer without a plan."""
+
+    recover: tuple[Recover, ...] = ()
+    judge: tuple[Judge, ...] = ()
+
+
+NO_ANSWER_HOOKS = GivenHooks()

@@ -1,0 +1,18 @@
+"""LoRA adapters in decisions: an endpoint that has refused the name of the adapter is left out for a while.
+
+The wait for the load of an adapter is part of the forecast (`policies.fleet.adapter_slots`).
+"""
+
+from __future__ import annotations
+
+from policies.route_hooks import Refused
+from policies.types import NEVER, Endpoint, Load, PoolEstimate, RejectionKind, RequestView
+
+
+def knows_adapter(
+    request: RequestView, prompt: PoolEstimate, endpoint: Endpoint, load: Load, now: float
+) -> Refused | None:
+    """For routes with an adapter."""
+    if load.unknown_adapters and load.unknown_adapters.get(prompt.adapter, NEVER) > now:
+        return RejectionKind.UNKNOWN_ADAPTER, f"it does not know the adapter {prompt.adapter}"
+    return None
