@@ -152,7 +152,7 @@ class Record:
     conversation: str = ""  # digest of the name that the caller gives it, for traces alone; empty: it names none
     service_tier: Any = None  # as the caller asked, for traces alone
     facts: ReplyFacts = NO_FACTS  # of the reply that answered, for traces alone
-    reasoning_effort: str = ""  # as the caller asked (`gateway.api.reasoning_effort`); empty: it named none
+    reasoning_effort: str = ""  # as the caller asked (`gateway.api.parsed_body`); empty: it named none
     max_tokens: int | None = None  # as the caller asked
     max_tokens_lowered: int | None = None  # as sent, where the caller's exceed the context window or the route's limit
     choices: int = 1  # answers asked for

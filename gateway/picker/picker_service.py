@@ -9,7 +9,7 @@ from time import monotonic
 
 from backends.ext_proc.messages import EnvoyMessage, decode
 from backends.ext_proc.protobuf import number, sized
-from gateway.api.request_ids import request_id_of
+from gateway.api.request_headers import request_id_of
 from gateway.config.models import PickSection
 from gateway.downstream.limits import Intake
 from gateway.observe.recorder import Recorder

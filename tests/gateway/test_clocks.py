@@ -28,7 +28,7 @@ READERS = {
     "gateway/admin/gateway_admin.py": "ages on a page",
     "gateway/admission/local_quotas.py": "the calendar month, by SteadyWall",
     "gateway/parts/answers/answer_cache.py": "the age of a kept answer, as the caller is told",
-    "gateway/api/completion_deadline.py": "a deadline that a caller sets, bounded",
+    "gateway/api/request_headers.py": "a deadline that a caller sets, bounded",
     "gateway/parts/answers/answer_stores.py": "the age of a kept answer, which replicas share",
     "gateway/app.py": "the hour of the day, by which an API is forecast",
     "gateway/cli/live/live_check.py": "the distance to the clocks of endpoints",

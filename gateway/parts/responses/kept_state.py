@@ -13,7 +13,7 @@ from backends.http.connection_pool import BackendAddress
 from backends.interface import Operation
 from backends.translation.reply_translation import RewrittenAnswer
 from gateway.admission.auth import Tenant
-from gateway.api.responses_dialect import OPERATIONS
+from gateway.api.dialects import RESPONSES_OPERATIONS
 from gateway.config.pool_section import PoolSection
 from gateway.core.hooks import NO_HOOKS, Ask, Hooked, Hooks, RoutePlan
 from gateway.decider import Decider
@@ -33,7 +33,7 @@ class KeptState(Hooked):
         self._decider = decider
 
     def on(self, plan: RoutePlan) -> Hooks:
-        if plan.operation in OPERATIONS:
+        if plan.operation in RESPONSES_OPERATIONS:
             return Hooks(read=self.open_responses)
         if plan.operation is not Operation.MESSAGES:
             return NO_HOOKS

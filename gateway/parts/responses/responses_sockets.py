@@ -24,7 +24,7 @@ from backends.interface import Operation
 from backends.translation.registry import RESPONSES_TO_CHAT
 from gateway.admission.auth import Tenant
 from gateway.api.api_error import ApiError, retry_later, stopped
-from gateway.api.request_ids import new_request_id
+from gateway.api.request_headers import new_request_id
 from gateway.core.hooks import Hooked
 from gateway.downstream.http_request import HttpRequest, ResponseWriter, too_large
 from gateway.downstream.limits import SMALL_BODY
