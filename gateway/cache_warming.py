@@ -20,7 +20,7 @@ from time import monotonic
 from typing import Any
 
 from backends.interface import BackendRequest, Operation
-from gateway.core.hooks import NO_HOOKS, Ask, Hooked, Hooks, RoutePlan
+from gateway.core.hooks import NO_HOOKS, Ask, Hooks, RoutePlan
 from gateway.runtime import RuntimeHolder
 from gateway.strict_json import decode
 from gateway.synthetic_request import PING, send_synthetic, synthetic
@@ -129,7 +129,7 @@ MAPPED = 8  # prefixes of a pool in the map
 ANY_ROOM = 1 << 40  # blocks
 
 
-class CacheWarming(Hooked):
+class CacheWarming:
     """Runs in a single process of the workers between `start` and `close`; keeps no prompts unless started."""
 
     def __init__(self, fleet: Fleet, estimator: Estimator, runtime: RuntimeHolder) -> None:

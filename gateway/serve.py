@@ -10,6 +10,7 @@ from collections.abc import Callable
 from gateway.app import Gateway
 from gateway.config.models import Config
 from gateway.observe.logs import to_stderr
+from gateway.parts.picker.part import PickerPart
 from gateway.process import SWITCH_INTERVAL, drain_message, raise_file_limit, run_loop, serving_line, tune_gc
 from gateway.reload import ConfigSource, Reloader
 from gateway.workers.supervisor import supervise
@@ -56,7 +57,7 @@ async def _serve_in_one_process(config: Config, source: ConfigSource, greeting: 
         print(f"firsttoken: cannot listen {error.strerror or error}", file=sys.stderr)
         return 2
     reloader.start()
-    picker = "" if gateway.picker is None else gateway.picker.url.partition("//")[2]
+    picker = gateway.part(PickerPart).url.partition("//")[2]
     text = greeting or (lambda url, admin_url: serving_line(url, admin_url, picker))
     print(text(gateway.url, gateway.admin_url), file=sys.stderr, flush=True)
     await stop.wait()

@@ -78,10 +78,12 @@ def test_class_names_are_unique() -> None:
 
 
 def test_no_file_name_is_used_twice() -> None:
-    """A direction of translation is named by its folder: `chat_to_messages/request.py`."""
+    """A direction of translation is named by its folder, `chat_to_messages/request.py`, and so is a part:
+    `parts/picker/part.py`."""
     directions = {"chat_to_messages", "chat_to_responses", "messages_to_chat", "responses_to_chat"}
     named = [path for path in FILES if path.name not in ("__init__.py", "__main__.py")]
-    names = Counter(str(path) if path.parent.name in directions else path.name for path in named)
+    by_folder = [path.parent.name in directions or path.match("gateway/parts/*/part.py") for path in named]
+    names = Counter(str(path) if of_folder else path.name for path, of_folder in zip(named, by_folder, strict=True))
     assert [name for name, count in names.items() if count > 1] == []
 
 

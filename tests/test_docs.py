@@ -230,7 +230,7 @@ def test_the_operations_page_lists_every_path_of_both_ports() -> None:
     page = (ROOT / "docs/operations.md").read_text("utf-8")
     gateway = app.Gateway(Config.model_validate(document({"only": pool("http://127.0.0.1:9")})))
     admin = {resource.canonical for resource in gateway.admin_app.router.resources()}
-    gateway.estimator.close()
+    gateway.core.estimator.close()
     assert set(re.findall(r"`(?:GET|POST|DELETE) (/[\w/{}]*)", page)) == {*gateway.proxy.methods, *admin}
 
 

@@ -15,12 +15,15 @@ from typing import ClassVar
 
 from prometheus_client.registry import Collector
 
+from gateway.config.models import Config
+from gateway.core.hooks import Hooked
 from gateway.observe.record import Record
+from gateway.runtime import Runtime
 
 RecordReader = Callable[[Record], None]
 
 
-class Part:
+class Part(Hooked):
     """Every member has a default: a part overrides those that it needs.
 
     `collectors`: of its metrics, for /metrics. `readers`: of the complete Records of ended requests, in batches, after
@@ -31,8 +34,25 @@ class Part:
     collectors: Sequence[Collector] = ()
     readers: Sequence[RecordReader] = ()
 
+    def __init__(self, core: object) -> None:
+        """`core`: a `gateway.wiring.Core`, of which a part keeps what it uses."""
+
     async def start(self) -> None:
         """Begin to work: the admin port is open, the data port is not yet."""
+
+    async def open(self) -> None:
+        """Open its own port to callers: everything is loaded, and the data port is open. Raises OSError."""
+
+    async def follow(self, config: Config) -> None:
+        """Look for what a configuration names, before it comes into force."""
+
+    def completed(self, config: Config) -> Config:
+        """The configuration with what was found. Called in a thread."""
+        return config
+
+    def extended(self, runtime: Runtime) -> Runtime:
+        """A Runtime with what the part adds to it. Called in a thread, before the Runtime comes into force."""
+        return runtime
 
     def reload(self) -> None:
         """Follow the Runtime that has just come into force, within the same turn of the loop."""

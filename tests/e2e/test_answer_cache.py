@@ -18,6 +18,7 @@ from gateway.app import Gateway
 from gateway.cluster.redis_client import RedisClient
 from gateway.config.models import Config
 from gateway.parts.answers import answer_stores
+from gateway.parts.answers.answer_cache import AnswerCache
 from gateway.parts.answers.answer_copy import MAX_ANSWER
 from gateway.parts.answers.answer_stores import LOOKS, AnswerKey, KeptAnswer, RedisAnswers
 from tests.support.builders import CHAT, DONE, FINISH, STREAMED, TOKEN, USAGE, calling, get, last, post
@@ -239,7 +240,7 @@ async def test_an_answer_that_is_incomplete_or_too_large_is_not_kept(broken: Scr
     async with caching(broken, [STREAMED]) as (gateway, api):
         found = [(await sent(gateway, stream))[0] for _ in range(3)]
         assert found == ["miss", "miss", "hit; age=0"]
-        assert gateway.answer_cache.copies.left == gateway.config.state.answer_bytes
+        assert gateway.part(AnswerCache).copies.left == gateway.config.state.answer_bytes
         assert len(api.requests) == 2
 
 
@@ -296,7 +297,7 @@ async def test_replicas_share_answers_through_redis() -> None:
         state = {"redis": server.url, "answers": "redis"}
         async with caching(whole("one"), state=state) as (one, _), caching(whole("two"), state=state) as (two, api):
             for gateway in (one, two):
-                await eventually(lambda gateway=gateway: gateway.answers._redis.up)
+                await eventually(lambda gateway=gateway: gateway.part(AnswerCache).store._redis.up)
             first = await sent(one, COLD)
             await eventually(lambda: not one.answers._pipeline.busy)  # type: ignore[attr-defined]
             second = await sent(two, COLD)
@@ -329,7 +330,7 @@ async def test_large_answers_that_nobody_reads_are_bounded() -> None:
                 _, headers = await caller.ask(post(COLD))
                 assert headers[HEADER] == "hit; age=0"
             assert await results(gateway, small, COLD) == ["hit", "miss"]
-        await eventually(lambda: gateway.answer_cache.copies.left == gateway.config.state.answer_bytes)
+        await eventually(lambda: gateway.part(AnswerCache).copies.left == gateway.config.state.answer_bytes)
 
 
 @asynccontextmanager

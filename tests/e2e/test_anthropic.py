@@ -272,8 +272,8 @@ async def test_what_a_translation_has_left_out_is_told() -> None:
         )
         assert set(raw.headers["x-firsttoken-left-out"].split(", ")) == {"seed", "metadata", "messages.name"}
         assert set(RECORD.view(last(gateway))["left_out"]) == {"seed", "metadata", "messages.name"}
-        gateway.metrics.flush()
-        counted = {labels: each.value for labels, each in gateway.metrics.left_out.of.items()}
+        gateway.core.metrics.flush()
+        counted = {labels: each.value for labels, each in gateway.core.metrics.left_out.of.items()}
         assert counted == {("chat", "claude", name): 1 for name in ("seed", "metadata", "messages.name")}
 
 

@@ -14,6 +14,7 @@ import pytest
 from gateway.app import Gateway
 from gateway.config.models import Config
 from gateway.observe.record import RequestOutcome
+from gateway.parts.discovery.part import DiscoveryPart
 from tests.support.builders import DONE, FINISH, STREAMED, TOKEN, calling, get, last, stream_status
 from tests.support.gateways import document, pool, started
 from tests.support.leaving_host import STREAM, finished, two_hosts
@@ -40,7 +41,7 @@ async def gateway_by_name(dns: Dns, port: str, **more: Any) -> AsyncIterator[Gat
     endpoint = {"url": f"http://engines.localhost:{port}", "resolve": "10ms"}
     routes = {"chat": {"tiers": ["only"], "scorer": "round_robin"}}
     gateway = Gateway(Config.model_validate(document({"only": {**pool(), "endpoints": [endpoint]}}, routes, **more)))
-    gateway.discovery.dns.resolve = dns
+    gateway.part(DiscoveryPart).found.dns.resolve = dns
     async with started(gateway):
         yield gateway
 

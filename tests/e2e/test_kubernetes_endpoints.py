@@ -103,14 +103,14 @@ async def test_found_endpoints_that_could_not_be_applied_are_tried_again(monkeyp
     async with Upstream([STREAMED]) as pod, api_server() as server:
         port = pod.url.rpartition(":")[2]
         async with gateway_over(server) as gateway:
-            failures, build = [OSError("no memory"), OSError("no memory")], gateway._build_runtime
+            failures, build = [OSError("no memory"), OSError("no memory")], gateway.core._build_runtime
 
             def built(wanted: Config) -> Runtime:
                 if failures:
                     raise failures.pop()
                 return build(wanted)
 
-            monkeypatch.setattr(gateway, "_build_runtime", built)
+            monkeypatch.setattr(gateway.core, "_build_runtime", built)
             put_slice(server, "one", endpoint("127.0.0.1", "a"), port=int(port))
             await eventually(lambda: gateway.monitor.loads(), within=60)
             assert not failures

@@ -14,6 +14,7 @@ import pytest
 
 from gateway.app import Gateway
 from gateway.config.models import Config
+from gateway.parts.discovery.part import DiscoveryPart
 from tests.support.builders import CHAT, DONE, FINISH, STREAMED, TOKEN, Caller, calling, get, post
 from tests.support.gateways import document, pool, started
 from tests.support.kubernetes_api import api_server, endpoint, put_slice
@@ -101,7 +102,7 @@ async def by_dns(server: Server, other: Upstream) -> AsyncIterator[tuple[Gateway
     port = server.url.rpartition(":")[2]
     endpoints = [{"url": f"http://engines.localhost:{port}", "resolve": "10ms"}]
     gateway = Gateway(Config.model_validate(with_server({"endpoints": endpoints}, other)))
-    gateway.discovery.dns.resolve = resolve
+    gateway.part(DiscoveryPart).found.dns.resolve = resolve
     async with started(gateway):
         yield gateway, lambda: answer("127.0.0.9"), lambda: answer("127.0.0.1")
 

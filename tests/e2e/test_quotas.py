@@ -21,7 +21,8 @@ from openai import AsyncOpenAI, RateLimitError
 
 from gateway.app import Gateway
 from gateway.cluster.redis_client import TIMEOUT
-from gateway.parts.quotas.quotas import DOUBTED
+from gateway.parts.quotas.quotas import DOUBTED, Admission
+from gateway.parts.replicas.part import ReplicasPart
 from gateway.tokenize.tokenizers import encoder
 from tests.support.builders import CHAT, DONE, FINISH, STREAMED, TOKEN, USAGE, WHOLE, calling, post
 from tests.support.gateways import pool, running
@@ -76,7 +77,7 @@ async def test_the_sdk_retries_after_retry_after_ms_and_succeeds() -> None:
     ):
         first = await client.chat.completions.create(**ASK, stream=True)
         second = asyncio.create_task(client.chat.completions.create(**ASK))
-        await eventually(lambda: gateway.admission.refused.of["web", "concurrent"].value == 1)
+        await eventually(lambda: gateway.part(Admission).refused.of["web", "concurrent"].value == 1)
         upstream.proceed()
         assert [event async for event in first]
         assert (await second).choices
@@ -153,12 +154,12 @@ async def test_a_key_that_has_taught_the_estimate_wrong_gets_no_burst_beyond_its
             callers = [await stack.enter_async_context(calling(gateway.url)) for _ in burst]
             asked = (caller.ask(post(each, WEB)) for caller, each in zip(callers, burst, strict=True))
             answers = await asyncio.gather(*asked)
-            assert gateway.admission.doubts.total() > 0
+            assert gateway.part(Admission).doubts.total() > 0
         sent = [each for each, (status, _) in zip(burst, answers, strict=True) if status == 200]
         tokens = sum(encoder("o200k_base").count(each["messages"][0]["content"]) for each in sent)
         assert 0.8 * limit < tokens <= (1 + DOUBTED) * limit
         await eventually(lambda: not gateway.recorder.live)
-        assert not gateway.admission.doubts
+        assert not gateway.part(Admission).doubts
 
 
 async def test_two_gateways_with_one_redis_have_one_quota() -> None:
@@ -171,7 +172,7 @@ async def test_two_gateways_with_one_redis_have_one_quota() -> None:
         ]
         for gateway in gateways:
             await connected(gateway)
-            gateway.redis.client.timeout = 30.0  # a busy machine is no Redis that is down
+            gateway.part(ReplicasPart).client.timeout = 30.0  # a busy machine is no Redis that is down
         seen = sum(await asyncio.gather(*(count_statuses(gateway.url, 150) for gateway in gateways)), Counter())
     assert seen == {200: 100, 429: 200}
 
@@ -207,8 +208,7 @@ async def members(server: RedisServer, count: int) -> None:
 
 
 async def connected(gateway: Gateway) -> None:
-    assert gateway.redis is not None
-    link = gateway.redis.client
+    link = gateway.part(ReplicasPart).client
     await eventually(lambda: link.up, BACK)
 
 
@@ -258,8 +258,7 @@ async def test_no_request_fails_without_redis_and_few_wait(
     """The log has a line for each outage and a line for each recovery."""
     caplog.set_level(logging.INFO, "firsttoken")
     async with TcpProxy(server.port) as way, shared(way.url, requests_per_minute=10**6) as (gateway, caller):
-        assert gateway.redis is not None
-        link = gateway.redis.client
+        link = gateway.part(ReplicasPart).client
         await connected(gateway)
         await caller.more(20)
         waited = len(caller.seen)
@@ -310,14 +309,13 @@ async def test_without_redis_each_gateway_admits_its_share(server: RedisServer) 
         ]
         for gateway in gateways:
             await connected(gateway)
-            assert gateway.redis is not None
-            quotas = gateway.redis.quotas
+            quotas = gateway.part(ReplicasPart).quotas
             quotas._came_up.set()  # count members again
             await eventually(lambda quotas=quotas: quotas.members == 2, BACK)  # type: ignore[misc]
         await count_statuses(gateways[0].url, 10)
         server.freeze()
         for gateway in gateways:
-            await eventually(lambda gateway=gateway: not gateway.redis.client.up)  # type: ignore[misc, union-attr]
+            await eventually(lambda gateway=gateway: not gateway.part(ReplicasPart).client.up)  # type: ignore[misc, union-attr]
         seen = await asyncio.gather(*(count_statuses(gateway.url, 40) for gateway in gateways))
         assert [one[200] for one in seen] == [20, 30]
         server.thaw()

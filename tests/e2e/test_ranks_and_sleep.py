@@ -13,6 +13,7 @@ import pytest
 from backends.ext_proc.messages import BodyMode
 from gateway.app import Gateway
 from gateway.observe.record import Stage
+from gateway.parts.picker.part import PickerPart
 from lab.servers.simulated_server import SimulatedServer
 from tests.gateway.picker.test_picker import Envoy, destination
 from tests.support.builders import get, stream_status
@@ -165,8 +166,7 @@ async def test_a_fleet_that_sleeps_refuses_at_once_with_the_reason() -> None:
             assert (incident["culprit"], incident["cause"]) == (f"own/{sleeper.url[7:]}", "endpoint_failed")
             assert "asleep at the decision" in str(incident)
             assert (await get(gateway.url, "/ready"))[0] == 503
-            assert gateway.picker is not None
-            async with grpc_client(gateway.picker.url) as client:
+            async with grpc_client(gateway.part(PickerPart).url) as client:
                 told = await Envoy(client, BodyMode.BUFFERED).pick()
             assert told.immediate_response.status.code == 503
             await asyncio.sleep(3.0)
@@ -239,8 +239,7 @@ async def test_the_picker_wakes_the_engine_that_it_names() -> None:
         own, pick = engine_pool(sleeper, wake=True), {"listen": "127.0.0.1:0"}
         async with running({"own": own}, {"served": ROUTES["chat"]}, defaults=SOON, pick=pick) as gateway:
             await eventually(lambda: health(gateway) == ["asleep"])
-            assert gateway.picker is not None
-            async with grpc_client(gateway.picker.url) as client:
+            async with grpc_client(gateway.part(PickerPart).url) as client:
                 named = destination(await Envoy(client, BodyMode.BUFFERED).pick())
             assert named == sleeper.url.removeprefix("http://")
             await eventually(lambda: health(gateway) == ["up"])

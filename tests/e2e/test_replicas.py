@@ -17,6 +17,7 @@ import pytest
 from redis.asyncio import Redis
 
 from gateway.app import Gateway
+from gateway.parts.replicas.part import ReplicasPart
 from policies.types import Health, Load
 from tests.support.builders import CHAT, DONE, FINISH, TOKEN, Caller, calling, get, last, post
 from tests.support.gateways import pool, running
@@ -45,8 +46,7 @@ async def connected(*gateways: Gateway, count: int = 0) -> None:
 
 
 def replica_count(gateway: Gateway) -> int:
-    assert gateway.redis is not None
-    return gateway.redis.replicas.count()
+    return gateway.part(ReplicasPart).replicas.count()
 
 
 def in_flight(gateway: Gateway) -> int:
@@ -169,7 +169,7 @@ async def test_no_text_goes_to_redis() -> None:
     async with redis_server() as server, engines(1) as fleet, Redis.from_url(server.url) as client:
         only = {"only": engine_pool(*fleet)}
         async with running(only, **state(server)) as one, running(only, **state(server, namespace="other")) as other:
-            await eventually(lambda: one.redis is not None and one.redis.client.up)
+            await eventually(lambda: one.part(ReplicasPart).client.up)
             async with client.pubsub(ignore_subscribe_messages=True) as listening:
                 await listening.psubscribe("*")
                 await ask(one, [{"role": "user", "content": "CANARY " * 200}])
@@ -241,11 +241,9 @@ async def test_malformed_messages_on_the_channel_are_ignored() -> None:
             async with streaming(one.url, 2) as callers:
                 for number in range(400):
                     noise = b"ftr1" + bytes([number % 256]) * (number % 97)
-                    assert one.redis is not None
-                    await client.publish(one.redis.replicas.channel, noise)
+                    await client.publish(one.part(ReplicasPart).replicas.channel, noise)
                 await eventually(lambda: in_flight(other) == 2)
-                assert other.redis is not None
-                await eventually(lambda: other.redis.replicas.peers.malformed == 400)  # type: ignore[union-attr]
+                await eventually(lambda: other.part(ReplicasPart).replicas.peers.malformed == 400)  # type: ignore[union-attr]
                 for caller in callers:
                     upstream.proceed()
                     await caller.chunks()
@@ -262,7 +260,7 @@ async def test_a_replica_without_channel_permission_continues_alone_and_logs_onc
         url, only = server.url.replace("://", "://firsttoken:CANARY@"), {"only": pool(upstream.url)}
         async with running(only, **state(server, url)) as one, running(only, **state(server)) as other:
             await eventually(lambda: sum("Redis denies" in r.getMessage() for r in caplog.records) == 2, BACK)
-            assert (replica_count(one), one.redis is not None and one.redis.client.up) == (1, True)
+            assert (replica_count(one), one.part(ReplicasPart).client.up) == (1, True)
             await client.execute_command("ACL", "SETUSER", "firsttoken", "&firsttoken:*")
             await connected(one, other)
     assert "CANARY" not in caplog.text

@@ -12,10 +12,11 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gateway.app import HANDLER_GRACE, Gateway
+from gateway.app import Gateway
 from gateway.config.models import Config
 from gateway.observe.record import RequestOutcome
 from gateway.parts.responses import responses_sockets
+from gateway.process import HANDLER_GRACE
 from gateway.upstream.relay import STALL
 from tests.support.builders import calling, last
 from tests.support.dialogues import Json
@@ -120,7 +121,7 @@ async def test_a_revoked_key_ends_with_its_next_turn() -> None:
         await gateway.apply_config(gateway.config.model_copy(update={"keys": left}))
         for more in ({}, {"generate": False, "store": False}):
             assert (await ws.ask(model="chat", input="hi", **more))["status"] == 401
-        assert (len(server.asked), gateway.sockets.turns.size) == (1, 0)
+        assert (len(server.asked), gateway.part(responses_sockets.ResponsesSockets).turns.size) == (1, 0)
 
 
 async def test_a_continuation_sends_all_items_of_the_chain() -> None:
@@ -204,8 +205,8 @@ async def test_a_caller_that_never_reads_is_disconnected() -> None:
         assert (await caller.ask(UPGRADE))[0] == 101
         caller.writer.transport.pause_reading()  # type: ignore[attr-defined]
         caller.writer.write(MESSAGE * 20_000)
-        await eventually(lambda: gateway.sockets.open.total() == 1)
-        await eventually(lambda: gateway.sockets.open.total() == 0, within=STALL + 30)
+        await eventually(lambda: gateway.part(responses_sockets.ResponsesSockets).held.total() == 1)
+        await eventually(lambda: gateway.part(responses_sockets.ResponsesSockets).held.total() == 0, within=STALL + 30)
 
 
 async def test_a_message_that_is_no_text_or_too_large_closes_the_socket() -> None:
@@ -322,9 +323,9 @@ async def test_a_socket_is_closed_after_its_lifetime_by_the_specs_error(monkeypa
 
 async def test_what_a_socket_keeps_is_gone_with_the_socket() -> None:
     async with before() as (gateway, _):
-        sockets = gateway.sockets
+        sockets = gateway.part(responses_sockets.ResponsesSockets)
         async with socket(gateway) as ws:
             await ws.ask(model="chat", store=False, input="one")
-            assert (sockets.turns.size > 0, sockets.open.total()) == (True, 1)
-            await eventually(lambda: gateway.intake.body_bytes == 0)
-        await eventually(lambda: sockets.turns.size == 0 and not sockets.open)
+            assert (sockets.turns.size > 0, sockets.held.total()) == (True, 1)
+            await eventually(lambda: gateway.core.intake.body_bytes == 0)
+        await eventually(lambda: sockets.turns.size == 0 and not sockets.held)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from gateway.app import Gateway
+from gateway.parts.replicas.part import ReplicasPart
 from tests.support.builders import calling, last
 from tests.support.canaries import (
     ANSWER,
@@ -64,8 +65,7 @@ async def test_messages_between_replicas_contain_no_prompt(
         async with running(pools, **config) as one, running(pools, **config) as other:
             for gateway in (one, other):
                 await await_redis_keys(gateway)
-                assert gateway.redis is not None
-                await eventually(lambda it=gateway.redis.replicas: it.count() == 2)
+                await eventually(lambda gateway=gateway: gateway.part(ReplicasPart).replicas.count() == 2)
             async with calling(one.url) as caller:
                 assert (await caller.ask(canary_request(HEADERS, messages=LONG, stream=True, max_tokens=2)))[0] == 200
                 await caller.chunks()
@@ -91,7 +91,7 @@ async def test_redis_errors_are_logged_without_the_password(tmp_path: Path, capl
             server.freeze()
             assert [await status(gateway) for _ in range(5)] == [200] * 5
             server.thaw()
-            await eventually(lambda: gateway.redis is not None and gateway.redis.client.up)
+            await eventually(lambda: gateway.part(ReplicasPart).client.up)
             assert "unavailable" in caplog.text
         wrong = redis.url.replace(REDIS, f"{REDIS}{CACHE}")
         async with running(pools, **canary_config(tmp_path, redis=wrong, keys=[key("caller", CALLER)])) as gateway:

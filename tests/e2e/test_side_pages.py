@@ -16,6 +16,7 @@ import pytest
 from backends.ext_proc.messages import BodyMode
 from gateway.app import Gateway
 from gateway.fleet import endpoint_poll
+from gateway.parts.picker.part import PickerPart
 from policies.fleet.circuit_breaker import GONE_FOR
 from tests.gateway.picker.test_picker import Envoy, destination
 from tests.support.builders import get, stream_status
@@ -90,9 +91,8 @@ async def callers_answered(gateway: Gateway, door: str, engines: list[SidedEngin
     """Of CALLERS, those with an answer, or with the address of an engine that serves."""
     if door == "serve":
         return sum([await stream_status(gateway) == 200 for _ in range(CALLERS)])
-    assert gateway.picker is not None
     served = {engine.url.rpartition("/")[2].replace("localhost", "127.0.0.1") for engine in engines}
-    async with grpc_client(gateway.picker.url) as client:
+    async with grpc_client(gateway.part(PickerPart).url) as client:
         named = [destination(await Envoy(client, BodyMode.BUFFERED).pick()) for _ in range(CALLERS)]
     return sum(address.replace("localhost", "127.0.0.1") in served for address in named)
 

@@ -14,6 +14,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from gateway.app import Gateway
 from gateway.observe.otel.telemetry import notable
 from gateway.observe.record import STAGE_NAMES, STREAM, Record, RequestOutcome
+from gateway.parts.telemetry.part import TelemetryPart
 from tests.support.builders import ANSWER, CHAT, STREAMED, USAGE, calling, last, post
 from tests.support.collector import Collector, Trace, read
 from tests.support.gateways import pool, running
@@ -335,8 +336,7 @@ async def test_metric_exports_that_fail_are_counted(caplog: pytest.LogCaptureFix
         collector.status = 400
         async with running({"only": pool(upstream.url)}, telemetry=telemetry_to(collector)) as gateway:
             await ask(gateway)
-        assert gateway.telemetry is not None
-        families = {family.name: family for family in gateway.telemetry.collect()}
+        families = {family.name: family for family in gateway.part(TelemetryPart).telemetry.collect()}
     assert families["firsttoken_otlp_metric_exports_failed"].samples[0].value == 1
     assert "metric export fails: the collector gets no GenAI metrics (" in caplog.text
 

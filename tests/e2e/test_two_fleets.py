@@ -16,6 +16,7 @@ import pytest
 from gateway.admission.local_quotas import SteadyWall, month
 from gateway.app import Gateway
 from gateway.cluster.redis_names import redis_name
+from gateway.parts.replicas.part import ReplicasPart
 from tests.support.builders import CHAT, WHOLE, calling, get, post
 from tests.support.gateways import pool, running
 from tests.support.redis import RedisMonitor, RedisServer, redis_server
@@ -42,9 +43,8 @@ async def fleet(url: str, namespace: str, engine: str) -> AsyncIterator[Gateway]
         state={"redis": url, "namespace": namespace, "keys": "redis", "answers": "redis"},
         keys=[team],
     ) as gateway:
-        assert gateway.redis is not None
-        await eventually(lambda: gateway.redis.client.up, SEEN)  # type: ignore[union-attr]
-        gateway.redis.client.timeout = SEEN
+        await eventually(lambda: gateway.part(ReplicasPart).client.up, SEEN)  # type: ignore[union-attr]
+        gateway.part(ReplicasPart).client.timeout = SEEN
         yield gateway
 
 
@@ -105,8 +105,9 @@ async def test_two_fleets_on_one_redis_share_no_key_no_budget_and_no_count(names
             assert [each["name"] for each in same] == ["both", "both"]
             for each, name, key in zip(fleets, namespaces, same, strict=True):
                 await answer_kept(each, server, name, key["key"])
-                assert each.redis is not None
-                assert (each.redis.quotas.members, each.redis.replicas.count()) == (1, 1), name
+                assert (each.part(ReplicasPart).quotas.members, each.part(ReplicasPart).replicas.count()) == (1, 1), (
+                    name
+                )
             await admin(staging, "DELETE", "/keys/both")
             listed = [[key["name"] for key in (await admin(each, "GET", "/keys"))["keys"]] for each in fleets]
             assert listed == [["team", "both"], ["team", "dev"]]
@@ -131,7 +132,6 @@ async def test_the_costs_before_0_2_0_go_to_the_key_that_asks_first_of_the_defau
     before = redis_name("firsttoken", "spent", slot="team")
     async with redis_server() as server, Upstream([reply(WHOLE)]) as engine, server.client() as client:
         async with fleet(server.url, "staging", engine.url) as staging:
-            assert staging.redis is not None
             await client.hset(before, str(month(SteadyWall()())), 39 * 10**9)
             assert (await asked(staging, "sk-staging"))[0] == 200
             assert await client.exists(before) == 1

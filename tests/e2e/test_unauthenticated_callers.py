@@ -86,7 +86,7 @@ async def test_the_bytes_of_all_bodies_are_bounded() -> None:
             writer.write(head(PATH, "content-length: 1500000") + b"a" * 1_000_000)
             await writer.drain()
             writers.append(writer)
-        await eventually(lambda: gateway.intake.body_bytes == 3_000_000)
+        await eventually(lambda: gateway.core.intake.body_bytes == 3_000_000)
         status, headers, _ = await first_reply(port(gateway.url), head(PATH, "content-length: 1500000"))
         assert status == 503
         assert float(headers["retry-after"]) > 0
@@ -94,7 +94,7 @@ async def test_the_bytes_of_all_bodies_are_bounded() -> None:
         assert (await first_reply(port(gateway.url), small))[0] == 200
         for writer in writers:
             writer.transport.abort()
-        await eventually(lambda: gateway.intake.body_bytes == 0)
+        await eventually(lambda: gateway.core.intake.body_bytes == 0)
         raw = head(PATH, "content-length: 1500000") + b"a" * 1_500_000
         assert (await first_reply(port(gateway.url), raw))[0] == 400, "the bytes of callers that left are given back"
 

@@ -17,6 +17,7 @@ import pytest
 
 from gateway.app import Gateway
 from gateway.observe.record import RequestOutcome
+from gateway.parts.rescue.rescue import Rescues
 from gateway.upstream.race import Race
 from tests.support.gateways import running
 from tests.support.rescued_answers import END, Answer, read, scripted
@@ -136,6 +137,11 @@ async def test_whatever_fails_the_text_of_an_answer_is_whole(seed: int) -> None:
         assert not any(each.answered for each in (small[2], large[2]))
         assert all(record.end is not RequestOutcome.INTERNAL for record in gateway.recorder.recent)
         dispatcher = gateway.proxy.dispatcher
-        left = dispatcher.retries.retrying, dispatcher.retries.active, len(dispatcher.races), gateway.rescues.texts.used
+        left = (
+            dispatcher.retries.retrying,
+            dispatcher.retries.active,
+            len(dispatcher.races),
+            gateway.part(Rescues).texts.used,
+        )
         assert left == (0, 0, 0, 0)
         assert not any(load.in_flight for load in gateway.fleet.snapshot(monotonic()).loads.values())

@@ -30,7 +30,7 @@ READERS = {
     "gateway/parts/answers/answer_cache.py": "the age of a kept answer, as the caller is told",
     "gateway/api/request_headers.py": "a deadline that a caller sets, bounded",
     "gateway/parts/answers/answer_stores.py": "the age of a kept answer, which replicas share",
-    "gateway/app.py": "the hour of the day, by which an API is forecast",
+    "gateway/wiring.py": "the hour of the day, by which an API is forecast",
     "gateway/cli/live/live_check.py": "the distance to the clocks of endpoints",
     "gateway/cli/records_command.py": "the beginning of a period that is asked for",
     "gateway/cli/top_tables.py": "ages on a screen",

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.app import Gateway
+from gateway.parts.witness.part import WitnessPart
 from policies.blame.blame import BLAME
 from policies.fleet.fleet import AttemptReport
 from policies.types import AttemptOutcome, Endpoint, Health
@@ -65,7 +66,7 @@ async def test_only_a_probe_with_the_same_result_takes_the_endpoint_from_all(scr
     async with Upstream(script) as upstream, running({"api": pool(upstream.url)}) as gateway:
         refuse(gateway, "a")
         assert (health(gateway, "a"), health(gateway, "b")) == (Health.DOWN, Health.UP)
-        await eventually(lambda: upstream.requests and not gateway.witness_probes.running)
+        await eventually(lambda: upstream.requests and not gateway.part(WitnessPart).running)
         assert health(gateway, "b") is down
 
 
@@ -76,10 +77,10 @@ async def test_no_second_probe_while_one_runs_or_soon_after() -> None:
             refuse(gateway, "a")
         await eventually(lambda: upstream.requests)
         upstream.proceed()
-        await eventually(lambda: not gateway.witness_probes.running)
+        await eventually(lambda: not gateway.part(WitnessPart).running)
         for _ in range(50):
             refuse(gateway, "a")
-        assert (len(upstream.requests), gateway.witness_probes.running) == (1, 0)
+        assert (len(upstream.requests), gateway.part(WitnessPart).running) == (1, 0)
 
 
 async def test_a_pool_of_the_callers_own_model_names_is_not_probed() -> None:
@@ -88,7 +89,7 @@ async def test_a_pool_of_the_callers_own_model_names_is_not_probed() -> None:
         pools = {"api": pool(upstream.url)}
         async with running(pools, {}, passthrough="api") as gateway:
             refuse(gateway, "a")
-            assert gateway.witness_probes.running == 0
+            assert gateway.part(WitnessPart).running == 0
 
 
 async def test_a_server_of_messages_is_asked_in_its_own_dialect() -> None:
@@ -96,7 +97,7 @@ async def test_a_server_of_messages_is_asked_in_its_own_dialect() -> None:
         pools = {"api": pool(upstream.url, backend="anthropic")}
         async with running(pools) as gateway:
             refuse(gateway, "a")
-            await eventually(lambda: upstream.requests and not gateway.witness_probes.running)
+            await eventually(lambda: upstream.requests and not gateway.part(WitnessPart).running)
             [received] = upstream.requests
             assert (received.target, json.loads(received.body)["max_tokens"]) == ("/v1/messages", 1)
 

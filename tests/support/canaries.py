@@ -20,6 +20,7 @@ from gateway.app import Gateway
 from gateway.config.field_types import parse_redis_url
 from gateway.config.models import Key
 from gateway.observe.logs import Formatter
+from gateway.parts.replicas.part import ReplicasPart
 from tests.support.builders import calling, get, post
 from tests.support.collector import Collector
 from tests.support.gateways import pool, running
@@ -155,7 +156,7 @@ async def monitored_redis(**limits: Any) -> AsyncIterator[tuple[RedisServer, Red
 
 async def await_redis_keys(gateway: Gateway) -> None:
     """Wait until Redis is connected and the stored key is in force."""
-    await eventually(lambda: gateway.redis is not None and gateway.redis.client.up)
+    await eventually(lambda: gateway.part(ReplicasPart).client.up)
     await eventually(lambda: gateway.runtime.current.keys.owner(CALLER) is not None)
 
 

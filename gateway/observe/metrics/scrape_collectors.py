@@ -59,7 +59,7 @@ class Registry(CollectorRegistry):
 
 
 class GatewayCollector(Collector):
-    """Values of this process: version, routes, pools, queues, requests in progress, gateways that share state.
+    """Values of this process: version, routes, pools, queues, requests in progress.
 
     `depth`: queued requests by route; `promises`: TPOT budgets that no engine keeps.
     """
@@ -72,13 +72,11 @@ class GatewayCollector(Collector):
         promises: LostPromises | None = None,
         depth: Callable[[], Mapping[str, int]] = dict,
         live: Callable[[], int] = lambda: 0,
-        replicas: Callable[[], int] | None = None,
     ) -> None:
         self.routes, self.pools = routes, pools
         self.promises = promises or LostPromises()
         self.depth = depth
         self.live = live
-        self.replicas = replicas
         self.version = running_version()
 
     def collect(self) -> Iterable[Metric]:
@@ -94,8 +92,6 @@ class GatewayCollector(Collector):
         pairs = [(route.name, pool) for route in routes if route.tpot for pool in dict.fromkeys(route.pools)]
         lost = self.promises.is_lost
         yield gauge("firsttoken_tpot_unattainable", [(pair, int(lost.get(pair, False))) for pair in pairs])
-        if self.replicas is not None:
-            yield gauge("firsttoken_replicas", [((), self.replicas())])
 
 
 @cache

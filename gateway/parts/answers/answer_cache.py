@@ -28,17 +28,19 @@ from backends.interface import Operation
 from backends.stream.sound_answers import is_sound
 from gateway.admission.route_table import Routes
 from gateway.api.inference_request import InferenceRequest
-from gateway.core.hooks import NO_HOOKS, Ask, Hooked, Hooks, RoutePlan
+from gateway.core.hooks import NO_HOOKS, Ask, Hooks, RoutePlan
+from gateway.core.part import Part
 from gateway.downstream.answer_headers import answer_head, changes_told
 from gateway.downstream.http_request import HttpRequest
 from gateway.observe.record import RequestOutcome, Stage
 from gateway.observe.timeline import RequestTimeline
 from gateway.parts.answers.answer_copy import CacheUse, CopyBudget, CopyingRelay
-from gateway.parts.answers.answer_stores import AnswerKey, AnswerStore, KeptAnswer
+from gateway.parts.answers.answer_stores import AnswerKey, KeptAnswer, answer_store
 from gateway.runtime import Runtime
 from gateway.upstream.race import Race
 from gateway.upstream.relay import STALL, Relay
 from gateway.upstream.routed_request import RoutedRequest
+from gateway.wiring import Core
 from policies.routes.route import AnswerCaching, Route
 from policies.routing.first_choice import is_of_first_choice
 
@@ -51,11 +53,19 @@ SENT = {"backend", "base_url", "model", "models", "rename", "drop", "headers", "
 HEADER = "x-firsttoken-cache"
 
 
-class AnswerCache(Hooked):
-    def __init__(self, store: AnswerStore, copies: int) -> None:
-        self.store = store
-        self.copies = CopyBudget(copies)
+class AnswerCache(Part):
+    name = "answers"
+
+    def __init__(self, core: Core) -> None:
+        state = core.config.state
+        self.store, self.copies = answer_store(state), CopyBudget(state.answer_bytes)
         self._forms: dict[str, tuple[Routes, str]] = {}  # by route: the routes in force, and the form
+
+    async def start(self) -> None:
+        self.store.start()
+
+    async def close(self) -> None:
+        await self.store.close()
 
     def on(self, plan: RoutePlan) -> Hooks:
         if plan.route.cache is None or plan.operation not in SAMPLED | UNSAMPLED:

@@ -20,19 +20,22 @@ from backends.scrubbing import is_secret
 from gateway.admission.auth import SALT_CHARACTERS, Keys, named_keys, unauthorized
 from gateway.api.api_error import ApiError
 from gateway.api.inference_request import GATEWAY_KEY
-from gateway.core.hooks import NO_HOOKS, Ask, Hooked, Hooks, RoutePlan
+from gateway.core.hooks import NO_HOOKS, Ask, Hooks, RoutePlan
+from gateway.core.part import Part
 from gateway.downstream.http_request import HttpRequest
-from gateway.runtime import RuntimeHolder
 from gateway.upstream.upstream import Upstream
+from gateway.wiring import Core
 
 NO_KEY = "it takes the caller's own key, and there is none"
 
 
-@dataclass(frozen=True, slots=True)
-class CallerKeys(Hooked):
+class CallerKeys(Part):
     """Of routes with a pool that takes callers' own keys. Knows the gateway's keys by the Runtime in force."""
 
-    runtime: RuntimeHolder
+    name = "caller_keys"
+
+    def __init__(self, core: Core) -> None:
+        self._runtime = core.runtime
 
     def on(self, plan: RoutePlan) -> Hooks:
         taking = plan.runtime.caller_keys.intersection(plan.route.pools)
@@ -40,7 +43,7 @@ class CallerKeys(Hooked):
 
     def upstreams(self, http: HttpRequest, upstreams: Mapping[str, Upstream]) -> Mapping[str, Upstream]:
         """With the caller's own key for the pools that take it."""
-        key = caller_key(http.headers, self.runtime.current.keys)
+        key = caller_key(http.headers, self._runtime.current.keys)
         return upstreams if key is None else KeyedUpstreams(upstreams, key.header, key.secret)
 
 

@@ -10,7 +10,8 @@ import asyncio
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from gateway.core.hooks import NO_HOOKS, Ask, Hooked, Hooks, RoutePlan
+from gateway.core.hooks import NO_HOOKS, Ask, Hooks, RoutePlan
+from gateway.core.part import Part
 from gateway.downstream.answer_headers import waiting_headers
 from gateway.downstream.http_request import HttpRequest, date_line
 
@@ -18,7 +19,9 @@ COMMENT = b": keep-alive\n\n"
 STREAM = ("content-type: text/event-stream; charset=utf-8", "cache-control: no-cache", "x-accel-buffering: no")
 
 
-class Comments(Hooked):
+class Comments(Part):
+    name = "comments"
+
     def on(self, plan: RoutePlan) -> Hooks:
         route, default = plan.route, plan.runtime.config.defaults.keepalive
         interval = default if route.keepalive is None else route.keepalive

@@ -9,7 +9,8 @@ from time import monotonic
 from backends.interface import TOKEN_COUNTS, Operation
 from gateway.api.api_error import bad_request
 from gateway.api.inference_request import InferenceRequest
-from gateway.core.hooks import NO_HOOKS, Ask, Hooked, Hooks, RoutePlan
+from gateway.core.hooks import NO_HOOKS, Ask, Hooks, RoutePlan
+from gateway.core.part import Part
 from gateway.downstream.answer_headers import gateway_headers
 from gateway.strict_json import encode
 from policies.types import Decision, PromptEstimate, RejectionKind
@@ -20,7 +21,9 @@ _MEMBERS: Mapping[Operation, Mapping[str, str]] = {  # of a reply, beside the co
 }
 
 
-class CountReplies(Hooked):
+class CountReplies(Part):
+    name = "counts"
+
     def on(self, plan: RoutePlan) -> Hooks:
         return Hooks(answer=self.answer, unplaced=self.unplaced) if plan.operation in TOKEN_COUNTS else NO_HOOKS
 

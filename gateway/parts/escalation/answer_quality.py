@@ -12,7 +12,7 @@ Rules:
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from importlib import import_module
 from time import monotonic
 from typing import Any
@@ -21,7 +21,8 @@ import msgspec
 
 from backends.interface import Operation
 from gateway.api.inference_request import InferenceRequest
-from gateway.core.hooks import NO_HOOKS, Hooked, Hooks, RoutePlan
+from gateway.core.hooks import NO_HOOKS, Hooks, RoutePlan
+from gateway.core.part import Part
 from policies.routes.route import Route
 
 log = logging.getLogger("firsttoken")
@@ -30,13 +31,16 @@ CHECKED = 64 * 1024  # bytes of an answer, and of a schema
 LONGEST = 0.02  # s of a check
 
 
-class Escalations(Hooked):
-    def __init__(self, routes: Iterable[Route]) -> None:
-        self.reload(routes)
+class Escalations(Part):
+    name = "escalation"
 
-    def reload(self, routes: Iterable[Route]) -> None:
+    def __init__(self, routes: Callable[[], Iterable[Route]]) -> None:
+        self._routes = routes
+        self.reload()
+
+    def reload(self) -> None:
         """Import the validator of schemas: within a request, the import would stall the event loop for 0.1 s."""
-        if any("invalid_json" in route.escalate for route in routes):
+        if any("invalid_json" in route.escalate for route in self._routes()):
             import_module("jsonschema")
 
     def on(self, plan: RoutePlan) -> Hooks:

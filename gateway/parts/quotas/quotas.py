@@ -25,20 +25,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from time import monotonic
 
-from prometheus_client import CollectorRegistry
-
 from gateway.admission.auth import Tenant
 from gateway.admission.local_quotas import LocalQuotas
 from gateway.admission.redis_quotas import RedisQuotas
 from gateway.api.api_error import ApiError, retry_later
-from gateway.core.hooks import NO_DOOR, NO_HOOKS, Ask, Door, Hooked, Hooks, RoutePlan
-from gateway.decider import Decider
+from gateway.core.hooks import NO_DOOR, NO_HOOKS, Ask, Door, Hooks, RoutePlan
+from gateway.core.part import Part
 from gateway.downstream.http_request import HttpRequest
 from gateway.observe.metrics.series import counter
 from gateway.observe.record import Record, RequestOutcome
-from gateway.observe.recorder import Recorder
 from gateway.observe.timeline import RequestTimeline
 from gateway.runtime import Runtime
+from gateway.wiring import Core
 from policies.latency.answer_lengths import LongestAnswers
 from policies.quota.key_limits import HEAD_CLAIM, NANO, Claim, KeyLimits, QuotaLimit, RefusalCause, Reservation
 from policies.types import Pool, PromptEstimate
@@ -65,14 +63,16 @@ class QuotaExceeded(ApiError):
         self.reservation = reservation
 
 
-class Admission(Hooked):
+class Admission(Part):
     """Reserves before a request, and settles by the Record."""
 
-    def __init__(self, quotas: Quotas, decider: Decider, recorder: Recorder, registry: CollectorRegistry) -> None:
-        self.quotas = quotas
-        self._decider = decider
-        self._recorder = recorder
-        self._registry = registry
+    name = "quotas"
+
+    def __init__(self, core: Core) -> None:
+        local = LocalQuotas() if core.worker is None else core.worker.quotas
+        self.quotas: Quotas = core.find(RedisQuotas) or local
+        self._decider = core.decider
+        self._recorder, self._registry = core.recorder, core.registry
         self._settling = False
         self.doubts = Counter[str]()  # of estimated prompts in flight, by account
         self.longest = LongestAnswers()

@@ -12,25 +12,27 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from msgspec import Raw
 
 from backends.interface import Operation
-from gateway.core.hooks import NO_HOOKS, Ask, Hooked, Hooks, RoutePlan
-from gateway.decider import Decider
+from gateway.core.hooks import NO_HOOKS, Ask, Hooks, RoutePlan
+from gateway.core.part import Part
 from gateway.strict_json import MAX_DEPTH, UNREADABLE, element, encode, members
 from gateway.tokenize.prefix_breakers import ANYWHERE, without_breakers
+from gateway.wiring import Core
 from policies.prefix_doctor.break_class import RepairRule
 
 _MARK = "cache_control"
 
 
-@dataclass(frozen=True, slots=True)
-class Repairs(Hooked):
-    decider: Decider
+class Repairs(Part):
+    name = "repair"
+
+    def __init__(self, core: Core) -> None:
+        self._decider = core.decider
 
     def on(self, plan: RoutePlan) -> Hooks:
         return Hooks(read=self.repair) if plan.route.repair else NO_HOOKS
@@ -38,11 +40,11 @@ class Repairs(Hooked):
     async def repair(self, ask: Ask) -> None:
         """Change the body by the rules of the route, and parse it again where one did."""
         request, http = ask.request, ask.http
-        raw, done = await self.decider.off_loop(request.size, repaired, ask.operation, http.body, ask.route.repair)
+        raw, done = await self._decider.off_loop(request.size, repaired, ask.operation, http.body, ask.route.repair)
         if not done:
             return
         http.body, wanted = raw, frozenset(request.headers)
-        ask.request = found = await self.decider.parse(
+        ask.request = found = await self._decider.parse(
             ask.operation, raw, http.headers, request.arrival, request.request_id, wanted
         )
         found.caller = request.caller

@@ -27,7 +27,8 @@ from backends.http.connection import Sink
 from backends.interface import BackendRequest, Failure, HttpCall, Operation
 from backends.stream.continuation import Continuation, Diverged
 from backends.stream.partial_answer import PartialAnswer, TextBudget
-from gateway.core.hooks import NO_HOOKS, Hooked, Hooks, RoutePlan
+from gateway.core.hooks import NO_HOOKS, Hooks, RoutePlan
+from gateway.core.part import Part
 from gateway.upstream.attempt import WireAttempt
 from gateway.upstream.routed_request import RoutedRequest
 from gateway.upstream.upstream import Upstream
@@ -44,9 +45,11 @@ class _TokenCount(msgspec.Struct):
     count: Annotated[int, msgspec.Meta(ge=0)]
 
 
-class Rescues(Hooked):
+class Rescues(Part):
     """Shared by the answers of all requests. `run`: does work beside the requests. `restarting`: endpoints that do not
     continue an answer but begin anew."""
+
+    name = "rescue"
 
     def __init__(self, fleet: Fleet, run: Callable[[Coroutine[Any, Any, None]], object]) -> None:
         self.fleet = fleet

@@ -15,12 +15,13 @@ from backends.translation.reply_translation import RewrittenAnswer
 from gateway.admission.auth import Tenant
 from gateway.api.dialects import RESPONSES_OPERATIONS
 from gateway.config.pool_section import PoolSection
-from gateway.core.hooks import NO_HOOKS, Ask, Hooked, Hooks, RoutePlan
-from gateway.decider import Decider
+from gateway.core.hooks import NO_HOOKS, Ask, Hooks, RoutePlan
+from gateway.core.part import Part
 from gateway.parts.responses.state_answer import StateAnswer
 from gateway.parts.responses.state_ids import StateIds, open_request, seal_key
 from gateway.parts.responses.threads import ThreadAnswer, has_thread, not_found, open_thread, unsupported
 from gateway.runtime import Runtime
+from gateway.wiring import Core
 from policies.routes.route import Route
 from policies.types import Decision
 
@@ -28,9 +29,11 @@ Opened = Callable[[Mapping[str, Any], StateIds, Collection[str]], tuple[Mapping[
 Sealed = Callable[[StateIds, str], RewrittenAnswer]
 
 
-class KeptState(Hooked):
-    def __init__(self, decider: Decider) -> None:
-        self._decider = decider
+class KeptState(Part):
+    name = "kept_state"
+
+    def __init__(self, core: Core) -> None:
+        self._decider = core.decider
 
     def on(self, plan: RoutePlan) -> Hooks:
         if plan.operation in RESPONSES_OPERATIONS:

@@ -25,7 +25,7 @@ from backends.translation.registry import RESPONSES_TO_CHAT
 from gateway.admission.auth import Tenant
 from gateway.api.api_error import ApiError, retry_later, stopped
 from gateway.api.request_headers import new_request_id
-from gateway.core.hooks import Hooked
+from gateway.core.part import Part
 from gateway.downstream.http_request import HttpRequest, ResponseWriter, too_large
 from gateway.downstream.limits import SMALL_BODY
 from gateway.observe.timeline import RequestTimeline
@@ -35,6 +35,7 @@ from gateway.parts.responses.socket_turn import SocketTurn, UnmatchedOutput, rea
 from gateway.proxy import LABELS, Proxy
 from gateway.strict_json import encode
 from gateway.upstream.relay import STALL
+from gateway.wiring import Core
 
 LIFETIME = 3600.0  # s
 SHARE = 8  # a caller may hold one of so many connections as sockets
@@ -52,14 +53,16 @@ def websocket_refused() -> ApiError:
     return ApiError(426, message, code="websocket_not_supported", headers=headers, close=True)
 
 
-class ResponsesSockets(Hooked):
+class ResponsesSockets(Part):
     """The sockets of a process."""
 
-    def __init__(self, proxy: Proxy) -> None:
-        self._proxy = proxy
+    name = "responses_sockets"
+
+    def __init__(self, core: Core) -> None:
+        self._proxy = core.proxy
         self.socket_paths = {Operation.RESPONSES.value: self}
         self.turns = KeptTurns()
-        self.open: Counter[str] = Counter()  # by caller
+        self.held: Counter[str] = Counter()  # by caller
 
     def precheck(self, http: HttpRequest) -> ApiError | None:
         proxy, offer = self._proxy, http.websocket
@@ -72,15 +75,15 @@ class ResponsesSockets(Hooked):
         proxy = self._proxy
         caller = proxy.reader.caller(http, proxy.reader.authorize(http))
         most = proxy.runtime.current.config.server.max_connections
-        if self.open[caller] >= max(1, most // SHARE):
+        if self.held[caller] >= max(1, most // SHARE):
             raise _too_many()
-        self.open[caller] += 1
+        self.held[caller] += 1
         try:
             await ResponsesSocket(http, caller, self.turns, proxy).run()
         finally:
-            self.open[caller] -= 1
-            if not self.open[caller]:
-                del self.open[caller]
+            self.held[caller] -= 1
+            if not self.held[caller]:
+                del self.held[caller]
 
 
 class ResponsesSocket:

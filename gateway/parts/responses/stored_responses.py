@@ -26,15 +26,17 @@ from backends.stream.redaction import CachedCountMasker, mask_error_body
 from backends.translation.reply_translation import ReplyShapeError
 from gateway.admission.auth import Tenant
 from gateway.api.api_error import ApiError, bad_request, retry_later
-from gateway.core.hooks import Hooked, SidePath
+from gateway.core.hooks import SidePath
+from gateway.core.part import Part
 from gateway.downstream.answer_headers import gateway_headers
 from gateway.downstream.http_request import HttpRequest
 from gateway.observe.timeline import RequestTimeline
 from gateway.parts.responses.kept_state import state_ids
 from gateway.parts.responses.state_answer import StateAnswer
 from gateway.parts.responses.state_ids import StateHolder, StateIds
-from gateway.proxy import LABELS, Proxy
+from gateway.proxy import LABELS
 from gateway.upstream.upstream import Upstream
+from gateway.wiring import Core
 
 TIMEOUT = 10.0  # s
 RETRY = 1.0  # s until a caller may ask a lost endpoint again
@@ -74,11 +76,13 @@ class LargeReplies:
             raise ApiError(503, message, type="server_error", code="overloaded", headers=retry_later(RETRY)) from None
 
 
-class StoredPaths(Hooked):
+class StoredPaths(Part):
     """The paths of a process."""
 
-    def __init__(self, proxy: Proxy) -> None:
-        self._proxy = proxy
+    name = "stored_responses"
+
+    def __init__(self, core: Core) -> None:
+        self._proxy = core.proxy
         self._large = LargeReplies()
         label = LABELS[Operation.RESPONSES]
         self.side_paths = {path: SidePath(methods, label, self.answer) for path, methods in PATHS.items()}

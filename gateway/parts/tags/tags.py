@@ -8,14 +8,17 @@ from typing import Any
 
 import msgspec
 
-from gateway.core.hooks import NO_DOOR, Ask, Door, Hooked
+from gateway.core.hooks import NO_DOOR, Ask, Door
+from gateway.core.part import Part
 from gateway.runtime import Runtime
 
 HEADERS = ("x-firsttoken-tags", "x-litellm-tags")  # separated by commas
 MOST = 64  # tags of a request that are looked at
 
 
-class Tags(Hooked):
+class Tags(Part):
+    name = "tags"
+
     def at_door(self, runtime: Runtime) -> Door:
         return Door(parsed=note) if runtime.config.telemetry.tags else NO_DOOR
 

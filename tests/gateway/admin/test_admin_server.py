@@ -151,7 +151,7 @@ async def test_recent_requests_can_be_filtered(served: tuple[Gateway, Upstream])
 async def test_routes_are_counted_since_the_start(served: tuple[Gateway, Upstream]) -> None:
     """Viewers take differences; the greatest lateness of the loop is left to Prometheus."""
     gateway, _ = served
-    gateway.metrics.loop_lag.saw(3.0, 0.0)
+    gateway.core.metrics.loop_lag.saw(3.0, 0.0)
     said = await asked(gateway, "/routes")
     (chat,) = said["routes"]
     assert (chat["route"], chat["ttft_budget_ms"], chat["requests"]) == ("chat", 5000.0, {"completed": 3.0})
@@ -160,7 +160,7 @@ async def test_routes_are_counted_since_the_start(served: tuple[Gateway, Upstrea
     assert 5000.0 in chat["ttft_ms"]["le"]
     assert chat["stages_ms"]["upstream"] > 0
     assert sum(said["gateway"]["loop_lag_ms"]["counts"]) >= 1
-    assert gateway.metrics.loop_lag._greatest == 3.0
+    assert gateway.core.metrics.loop_lag._greatest == 3.0
 
 
 # --------------------------------------------------------------------------- beacons

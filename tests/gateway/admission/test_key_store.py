@@ -19,6 +19,7 @@ from gateway.cluster.redis_client import RedisClient
 from gateway.cluster.redis_names import redis_name
 from gateway.config.field_types import parse_redis_url
 from gateway.config.models import Key
+from gateway.parts.replicas.part import ReplicasPart
 from tests.support.builders import calling
 from tests.support.gateways import pool, running
 from tests.support.redis import RedisServer, redis_server
@@ -106,27 +107,25 @@ async def test_a_gateway_admits_keys_in_redis_and_in_the_file_only() -> None:
                 return (await caller.whole(models(f"authorization: Bearer {text}\r\n")))[0]
 
             assert (await caller.whole(models()))[0] == 401
-            assert gateway.redis is not None
-            await eventually(lambda: gateway.redis.client.up)  # type: ignore[union-attr]
-            gateway.redis.client.timeout = SEEN
-            await stored_by(gateway.redis.client).add(key("lab", requests_per_minute=1))
+            await eventually(lambda: gateway.part(ReplicasPart).client.up)  # type: ignore[union-attr]
+            gateway.part(ReplicasPart).client.timeout = SEEN
+            await stored_by(gateway.part(ReplicasPart).client).add(key("lab", requests_per_minute=1))
             await eventually(lambda: gateway.runtime.current.keys.tenants, SEEN)
             assert (await status("lab"), await status("sk-web")) == (200, 401)
             assert gateway.runtime.current.keys.tenants[0].limits is not None
             await gateway.apply_config(gateway.config)  # a reload keeps the keys
             assert (await status("lab"), await status("sk-web")) == (200, 401)
             server.kill()
-            await eventually(lambda: not gateway.redis.client.up)  # type: ignore[union-attr]
+            await eventually(lambda: not gateway.part(ReplicasPart).client.up)  # type: ignore[union-attr]
             assert await status("lab") == 200
         await server.start()
         async with running(pools, state=state, keys=written) as gateway, calling(gateway.url) as caller:
             assert await status("sk-web") == 200
-            assert gateway.redis is not None
-            await eventually(lambda: gateway.redis.client.up)  # type: ignore[union-attr]
-            gateway.redis.client.timeout = SEEN
+            await eventually(lambda: gateway.part(ReplicasPart).client.up)  # type: ignore[union-attr]
+            gateway.part(ReplicasPart).client.timeout = SEEN
             imposter = Key(name="web", sha256=hashlib.sha256(b"imposter").hexdigest())
-            await stored_by(gateway.redis.client).add(imposter)
-            await stored_by(gateway.redis.client).add(key("lab"))
+            await stored_by(gateway.part(ReplicasPart).client).add(imposter)
+            await stored_by(gateway.part(ReplicasPart).client).add(key("lab"))
             await eventually(lambda: len(gateway.runtime.current.keys.tenants) == 2, SEEN)
             assert [await status(text) for text in ("sk-web", "lab", "imposter")] == [200, 200, 401]
 

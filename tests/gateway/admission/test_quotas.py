@@ -18,7 +18,7 @@ from gateway.admission.local_quotas import LocalQuotas
 from gateway.app import Gateway
 from gateway.config.models import Config
 from gateway.observe.record import RequestOutcome, Stage
-from gateway.parts.quotas.quotas import AnswerBounds, QuotaExceeded, claim_of, duration, quota_headers, usd
+from gateway.parts.quotas.quotas import Admission, AnswerBounds, QuotaExceeded, claim_of, duration, quota_headers, usd
 from gateway.tokenize.prompt import prompt_of
 from gateway.tokenize.prompt_reader import PromptText
 from gateway.tokenize.tokenizers import encoder
@@ -199,7 +199,7 @@ async def test_answers_show_the_remaining_quota_and_refusals_are_counted() -> No
             assert len(upstream.requests) == 1
             _, refused = gateway.recorder.recent
             assert (refused.end, refused.status, refused.ttft_met) == (RequestOutcome.REFUSED, 429, None)
-            assert gateway.admission.refused.of["web", "requests"].value == 1
+            assert gateway.part(Admission).refused.of["web", "requests"].value == 1
 
 
 HEAD_OF_20_MB = (
@@ -222,7 +222,7 @@ async def test_a_large_body_above_the_quota_is_refused_unread() -> None:
             await eventually(lambda: len(gateway.recorder.recent) == 2)
             refused = gateway.recorder.recent[1]
             assert (refused.end, refused.status, refused.tenant) == (RequestOutcome.REFUSED, 429, "web")
-            assert gateway.admission.refused.of["web", "requests"].value == 1
+            assert gateway.part(Admission).refused.of["web", "requests"].value == 1
 
 
 async def test_a_body_above_the_quota_is_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,7 +256,7 @@ TOKENS = encoder("o200k_base").count(LONG) + 4 + 3  # the template's: of a messa
 def teach(gateway: Gateway) -> None:
     """Teach the estimates of the key's texts, as prompts before have."""
     body = {"messages": [{"role": "user", "content": inspect.getsource(argparse)}]}
-    for _ in gateway.estimator.count(PromptText(prompt_of(Operation.CHAT, body), ["only"], key="web")):
+    for _ in gateway.core.estimator.count(PromptText(prompt_of(Operation.CHAT, body), ["only"], key="web")):
         pass
 
 
@@ -398,7 +398,7 @@ async def test_a_lost_attempt_counts_tokens_that_may_be_billed(lost: list[Step] 
             assert (failed.tokens > 0) is billed
             assert (won.tokens, won.cost_usd) == (9, 9)
             assert record.cost_usd == failed.tokens + 9
-            quotas = gateway.admission.quotas
+            quotas = gateway.part(Admission).quotas
             assert isinstance(quotas, LocalQuotas)
             account = gateway.runtime.current.keys.tenants[0].account
             assert quotas.spent(account) == record.cost_usd * NANO

@@ -47,9 +47,9 @@ def head(size: int) -> bytes:
 async def test_a_large_message_that_stops_is_given_up() -> None:
     async with opened() as (gateway, caller):
         caller.writer.write(head(1_000_000) + b"x" * 200_000)
-        await eventually(lambda: gateway.intake.body_bytes > 200_000)
+        await eventually(lambda: gateway.core.intake.body_bytes > 200_000)
         assert await asyncio.wait_for(gone(caller), 70)
-        await eventually(lambda: gateway.intake.body_bytes == 0)
+        await eventually(lambda: gateway.core.intake.body_bytes == 0)
 
 
 async def test_a_message_that_drips_is_given_up() -> None:
@@ -67,7 +67,7 @@ async def test_messages_of_all_callers_together_are_bounded() -> None:
     async with opened(max_body_bytes="1MB") as (gateway, caller):
         caller.writer.write(head(3_000_000) + os.urandom(1) * 2_000_000)
         assert await gone(caller)
-        await eventually(lambda: gateway.intake.body_bytes == 0)
+        await eventually(lambda: gateway.core.intake.body_bytes == 0)
 
 
 async def gone(caller: Caller) -> bool:

@@ -24,6 +24,7 @@ from gateway.observe.logs import AccessLog, Formatter, described, unhandled
 from gateway.observe.record import Record, RequestOutcome
 from gateway.observe.record_columns import RECORD
 from gateway.observe.record_writer import BATCH
+from gateway.parts.records.part import RecordsPart
 from gateway.records.record_file import stored_records
 from tests.support.builders import ANSWER, CHAT, STREAMED, calling, get, post, record
 from tests.support.gateways import pool, running
@@ -291,7 +292,7 @@ async def test_lost_lines_are_counted(monkeypatch: pytest.MonkeyPatch, tmp_path:
         async with calling(gateway.url) as caller:
             await caller.ask(post({**CHAT, "model": "nope"}, "connection: close"))
         gateway.recorder.flush()
-        gateway.record_logs.close()
+        await gateway.part(RecordsPart).close()
         page = (await get(gateway.admin_url, "/metrics"))[2]
     assert b"\nfirsttoken_access_log_lines_lost_total 1.0\n" in page
 

@@ -12,6 +12,7 @@ import pytest
 from backends.ext_proc.messages import BodyMode
 from gateway.app import Gateway
 from gateway.observe.record import AnswerSight, Record, RequestOutcome
+from gateway.parts.picker.part import PickerPart
 from gateway.picker.envoy_log import PICK, STREAM_LOGS
 from gateway.picker.envoy_request import WATCHED
 from tests.gateway.picker.test_picker import FIRST, SECOND, Envoy, answered, destination, headers, picking
@@ -207,9 +208,8 @@ async def test_a_lost_connection_is_a_data_plane_that_is_gone() -> None:
 async def test_nobody_waits_for_the_end_of_a_log() -> None:
     """A picker that stops has answered all when its answers are over."""
     async with logging() as (gateway, _, _):
-        assert gateway.picker is not None
         async with asyncio.timeout(1.0):
-            await gateway.picker.stop(grace=60.0)
+            await gateway.part(PickerPart).server.stop(grace=60.0)
 
 
 async def test_a_malformed_message_ends_the_log_alone() -> None:
@@ -221,5 +221,4 @@ async def test_a_malformed_message_ends_the_log_alone() -> None:
 
 
 def client_url(gateway: Gateway) -> str:
-    assert gateway.picker is not None
-    return gateway.picker.url
+    return gateway.part(PickerPart).url

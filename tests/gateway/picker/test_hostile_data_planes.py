@@ -16,6 +16,7 @@ from backends.ext_proc.messages import BodyMode, EnvoyMessage
 from gateway.app import Gateway
 from gateway.config.models import Config
 from gateway.observe.record import RequestOutcome
+from gateway.parts.picker.part import PickerPart
 from gateway.picker.named_model import named_model
 from gateway.tokenize.estimator import WORKERS
 from tests.gateway.picker.test_picker import (
@@ -44,15 +45,16 @@ async def test_an_engine_that_joins_while_a_request_waits_is_named() -> None:
     """The decision names endpoints of the runtime in force when it was made, not of the one before."""
     async with engines(2) as servers:
         few, more = (engine_pool(*some, concurrent_requests=1) for some in (servers[:1], servers))
-        async with running({"only": few}, ROUTES, **PICK) as gateway:
-            assert gateway.picker is not None
-            async with grpc_client(gateway.picker.url) as client:
-                await Envoy(client, BodyMode.BUFFERED).pick()
-                waits = asyncio.create_task(Envoy(client, BodyMode.BUFFERED).pick())
-                await eventually(lambda: gateway.queue.depth())
-                await gateway.apply_config(Config.model_validate(document({"only": more}, ROUTES, **PICK)))
-                assert destination(await waits) in addresses(servers[1:])
-                assert not gateway.queue.scheduler.queues.in_dispatch
+        async with (
+            running({"only": few}, ROUTES, **PICK) as gateway,
+            grpc_client(gateway.part(PickerPart).url) as client,
+        ):
+            await Envoy(client, BodyMode.BUFFERED).pick()
+            waits = asyncio.create_task(Envoy(client, BodyMode.BUFFERED).pick())
+            await eventually(lambda: gateway.queue.depth())
+            await gateway.apply_config(Config.model_validate(document({"only": more}, ROUTES, **PICK)))
+            assert destination(await waits) in addresses(servers[1:])
+            assert not gateway.queue.scheduler.queues.in_dispatch
 
 
 async def test_a_request_that_would_wait_goes_to_no_engine_of_another_model() -> None:
@@ -60,11 +62,9 @@ async def test_a_request_that_would_wait_goes_to_no_engine_of_another_model() ->
     async with engines(2) as servers:
         pools = {"a": engine_pool(servers[0], concurrent_requests=1), "b": engine_pool(servers[1])}
         routes = {"served": {"tiers": ["a"]}, "other": {"tiers": ["b"]}}
-        async with running(pools, routes, **PICK) as gateway:
-            assert gateway.picker is not None
-            async with grpc_client(gateway.picker.url) as client:
-                found = {destination(await Envoy(client, BodyMode.BUFFERED).pick()) for _ in range(4)}
-                assert found == addresses(servers[:1])
+        async with running(pools, routes, **PICK) as gateway, grpc_client(gateway.part(PickerPart).url) as client:
+            found = {destination(await Envoy(client, BodyMode.BUFFERED).pick()) for _ in range(4)}
+            assert found == addresses(servers[:1])
 
 
 async def test_a_body_that_is_parsed_too_late_goes_to_no_engine_of_another_model() -> None:
@@ -73,10 +73,9 @@ async def test_a_body_that_is_parsed_too_late_goes_to_no_engine_of_another_model
         pools = {"a": engine_pool(servers[0]), "b": engine_pool(servers[1])}
         routes = {"served": {"tiers": ["a"]}, "other": {"tiers": ["b"]}}
         async with running(pools, routes, **PICK) as gateway:
-            assert gateway.picker is not None
-            busy, executor = threading.Event(), gateway.estimator.executor
+            busy, executor = threading.Event(), gateway.core.estimator.executor
             held = [executor.submit(busy.wait, 30) for _ in range(WORKERS)]
-            async with grpc_client(gateway.picker.url) as client:
+            async with grpc_client(gateway.part(PickerPart).url) as client:
                 body = {"messages": [{"role": "user", "content": "x" * 200_000}], "model": "served"}
                 found = {destination(await Envoy(client, BodyMode.BUFFERED).pick(body)) for _ in range(4)}
                 assert found == addresses(servers[:1])
@@ -105,13 +104,14 @@ async def test_requests_that_the_queue_would_hold_are_spread() -> None:
     """A thousand callers at once do not all go to one engine when their 200 ms are over."""
     async with engines(4) as servers:
         only = engine_pool(*servers, concurrent_requests=1)
-        async with running({"only": only}, ROUTES, **PICK) as gateway:
-            assert gateway.picker is not None
-            async with grpc_client(gateway.picker.url) as client:
-                told = await asyncio.gather(*(Envoy(client, BodyMode.BUFFERED).pick() for _ in range(44)))
-                found = Counter(map(destination, told))
-                assert set(found) == addresses(servers)
-                assert max(found.values()) <= 12
+        async with (
+            running({"only": only}, ROUTES, **PICK) as gateway,
+            grpc_client(gateway.part(PickerPart).url) as client,
+        ):
+            told = await asyncio.gather(*(Envoy(client, BodyMode.BUFFERED).pick() for _ in range(44)))
+            found = Counter(map(destination, told))
+            assert set(found) == addresses(servers)
+            assert max(found.values()) <= 12
 
 
 @pytest.mark.parametrize(("status", "end"), [("200", RequestOutcome.COMPLETED), ("500", RequestOutcome.FAILED)])
@@ -194,16 +194,18 @@ async def test_nothing_is_sent_behind_the_end_of_a_duplex_answer(late: dict[str,
 @pytest.mark.parametrize("mode", [BodyMode.BUFFERED, BodyMode.FULL_DUPLEX])
 async def test_nothing_is_sent_behind_a_refusal(mode: BodyMode) -> None:
     more = {"pick": {"listen": "127.0.0.1:0"}, "defaults": {"max_body": "1kB"}}
-    async with engines(1) as servers, running({"only": engine_pool(*servers)}, ROUTES, **more) as gateway:
-        assert gateway.picker is not None
-        async with grpc_client(gateway.picker.url) as client:
-            envoy = Envoy(client, mode)
-            await envoy.tell(request_headers=headers(POST))
-            await envoy.tell(request_body=HttpBody(body=json.dumps(CHAT).encode()))
-            while (told := await envoy.told()).WhichOneof("response") != "immediate_response":
-                pass
-            assert told.immediate_response.status.code == 413
-            await unanswered(envoy, request_body=HttpBody(body=b"more", end_of_stream=True))
+    async with (
+        engines(1) as servers,
+        running({"only": engine_pool(*servers)}, ROUTES, **more) as gateway,
+        grpc_client(gateway.part(PickerPart).url) as client,
+    ):
+        envoy = Envoy(client, mode)
+        await envoy.tell(request_headers=headers(POST))
+        await envoy.tell(request_body=HttpBody(body=json.dumps(CHAT).encode()))
+        while (told := await envoy.told()).WhichOneof("response") != "immediate_response":
+            pass
+        assert told.immediate_response.status.code == 413
+        await unanswered(envoy, request_body=HttpBody(body=b"more", end_of_stream=True))
 
 
 async def test_the_message_with_a_body_is_not_kept_while_the_engine_works() -> None:
@@ -221,8 +223,7 @@ async def test_bodies_of_all_calls_together_have_a_bound() -> None:
     async with engines(1) as servers:
         bounded = {**PICK, "server": {"max_body_bytes": "1MB"}}
         async with running({"only": engine_pool(*servers)}, ROUTES, **bounded) as gateway:
-            assert gateway.picker is not None
-            async with grpc_client(gateway.picker.url) as client:
+            async with grpc_client(gateway.part(PickerPart).url) as client:
                 calls = [Envoy(client, BodyMode.FULL_DUPLEX, BodyMode.FULL_DUPLEX) for _ in range(8)]
                 for envoy in calls:
                     await envoy.tell(request_headers=headers(POST))
@@ -231,24 +232,23 @@ async def test_bodies_of_all_calls_together_have_a_bound() -> None:
                         await envoy.tell(request_body=HttpBody(body=b" " * 60_000))
                     await asyncio.sleep(0.01)  # all that a call has sent is read before the next call
                 assert (await calls[-1].told()).immediate_response.status.code == 503
-                assert gateway.intake.body_bytes <= 1_000_000 + 8 * 64_000
+                assert gateway.core.intake.body_bytes <= 1_000_000 + 8 * 64_000
                 assert destination(await Envoy(client, BodyMode.BUFFERED).pick()) in addresses(servers)
-            await eventually(lambda: gateway.intake.body_bytes == 0)
+            await eventually(lambda: gateway.core.intake.body_bytes == 0)
 
 
 async def test_messages_that_are_not_whole_have_the_same_bound() -> None:
     async with engines(1) as servers:
         bounded = {**PICK, "server": {"max_body_bytes": "1MB"}}
         async with running({"only": engine_pool(*servers)}, ROUTES, **bounded) as gateway:
-            assert gateway.picker is not None
-            async with grpc_client(gateway.picker.url) as client:
+            async with grpc_client(gateway.part(PickerPart).url) as client:
                 calls = [client.begin() for _ in range(4)]
                 for call in calls:
                     await client.send(call, framed(b"x" * 500_000)[:400_000])
                 assert await client.status(calls[-1]) == "8"
                 await client.send(calls[-1], b"x" * 100_000, end=True)  # what a call that is over still sends
                 assert destination(await Envoy(client, BodyMode.BUFFERED).pick()) in addresses(servers)
-            await eventually(lambda: gateway.intake.body_bytes == 0)
+            await eventually(lambda: gateway.core.intake.body_bytes == 0)
 
 
 async def test_a_request_is_answered_after_every_fault_of_its_data_plane() -> None:
@@ -280,31 +280,33 @@ async def test_ranks_of_a_server_are_one_address() -> None:
     async with engines(1, ranks=(0, 1)) as (server,):
         ranks = [{"url": server.url, "dp_rank": rank} for rank in (0, 1)]
         only = {**engine_pool(), "backend": "vllm", "endpoints": ranks}
-        async with running({"only": only}, ROUTES, pick={"listen": "127.0.0.1:0", "fallbacks": 1}) as gateway:
-            assert gateway.picker is not None
-            async with grpc_client(gateway.picker.url) as client:
-                blind = Envoy(client, BodyMode.NONE)
-                assert {destination(await blind.ask(request_headers=headers(POST)))} == addresses([server])
-                envoy = Envoy(client, BodyMode.BUFFERED)
-                assert {destination(await envoy.pick())} == addresses([server])
-                (timeline,) = (each for each in gateway.recorder.lives if each.record.route == "served")
-                busy = [id for id, load in gateway.monitor.loads().items() if load.in_flight]
-                assert busy == [timeline.record.endpoint]
+        async with (
+            running({"only": only}, ROUTES, pick={"listen": "127.0.0.1:0", "fallbacks": 1}) as gateway,
+            grpc_client(gateway.part(PickerPart).url) as client,
+        ):
+            blind = Envoy(client, BodyMode.NONE)
+            assert {destination(await blind.ask(request_headers=headers(POST)))} == addresses([server])
+            envoy = Envoy(client, BodyMode.BUFFERED)
+            assert {destination(await envoy.pick())} == addresses([server])
+            (timeline,) = (each for each in gateway.recorder.lives if each.record.route == "served")
+            busy = [id for id, load in gateway.monitor.loads().items() if load.in_flight]
+            assert busy == [timeline.record.endpoint]
 
 
 async def test_a_message_that_could_hold_no_valid_body_is_answered_413() -> None:
     """By its length, before it is there; the end of the call would let the body pass, where Envoy fails open."""
     async with engines(1) as servers:
         bounded = {**PICK, "defaults": {"max_body": "100kB"}}
-        async with running({"only": engine_pool(*servers)}, ROUTES, **bounded) as gateway:
-            assert gateway.picker is not None
-            async with grpc_client(gateway.picker.url) as client:
-                envoy = Envoy(client, BodyMode.BUFFERED)
-                await envoy.ask(request_headers=headers(POST))
-                await client.send(envoy.call, framed(b"x" * 400_000)[:100])
-                assert (await envoy.told()).immediate_response.status.code == 413
-                assert await client.status(envoy.call) == "0"
-                assert gateway.recorder.recent[-1].status == 413
+        async with (
+            running({"only": engine_pool(*servers)}, ROUTES, **bounded) as gateway,
+            grpc_client(gateway.part(PickerPart).url) as client,
+        ):
+            envoy = Envoy(client, BodyMode.BUFFERED)
+            await envoy.ask(request_headers=headers(POST))
+            await client.send(envoy.call, framed(b"x" * 400_000)[:100])
+            assert (await envoy.told()).immediate_response.status.code == 413
+            assert await client.status(envoy.call) == "0"
+            assert gateway.recorder.recent[-1].status == 413
 
 
 async def test_a_picker_that_stops_ends_its_calls_and_takes_no_more() -> None:
@@ -313,14 +315,13 @@ async def test_a_picker_that_stops_ends_its_calls_and_takes_no_more() -> None:
         config = Config.model_validate(document({"only": engine_pool(*servers)}, ROUTES, **PICK))
         gateway = Gateway(config)
         await gateway.start()
-        assert gateway.picker is not None
-        client = await stack.enter_async_context(grpc_client(gateway.picker.url))
+        client = await stack.enter_async_context(grpc_client(gateway.part(PickerPart).url))
         envoy = Envoy(client, BodyMode.BUFFERED)
         served = destination(await envoy.pick())
         stopping = asyncio.create_task(gateway.stop(grace=60.0))
         await eventually(lambda: client.going_away)
         with pytest.raises(ConnectionError):
-            await stack.enter_async_context(grpc_client(gateway.picker.url))
+            await stack.enter_async_context(grpc_client(gateway.part(PickerPart).url))
         await answered(envoy, served)
         await eventually(lambda: client.gone)
         await stopping

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from backends.ext_proc.messages import BodyMode
+from gateway.parts.picker.part import PickerPart
 from gateway.picker.named_model import rewritten
 from tests.gateway.picker.test_picker import CHAT, POST, Envoy, addresses, destination, headers
 from tests.support.ext_proc import HttpBody
@@ -33,10 +34,11 @@ async def picking() -> AsyncIterator[tuple[GrpcClient, set[str], set[str]]]:
         small, large = servers[:2], servers[2:]
         pools = {"small": engine_pool(*small), "large": engine_pool(*large, model="served-large", models=["served-x"])}
         settings = {"listen": "127.0.0.1:0", "fallbacks": 3}
-        async with running(pools, ROUTES, pick=settings) as gateway:
-            assert gateway.picker is not None
-            async with grpc_client(gateway.picker.url) as client:
-                yield client, addresses(small), addresses(large)
+        async with (
+            running(pools, ROUTES, pick=settings) as gateway,
+            grpc_client(gateway.part(PickerPart).url) as client,
+        ):
+            yield client, addresses(small), addresses(large)
 
 
 def sent(told: Any) -> Any:

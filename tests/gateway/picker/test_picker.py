@@ -15,6 +15,7 @@ from backends.ext_proc.messages import PIECE, BodyMode
 from backends.ext_proc.protobuf import sized
 from gateway.app import Gateway
 from gateway.observe.record import RequestOutcome
+from gateway.parts.picker.part import PickerPart
 from gateway.picker.picker import DESTINATION, WITHIN
 from gateway.picker.picker_service import HEALTH
 from lab.servers.simulated_server import SimulatedServer
@@ -106,10 +107,9 @@ async def picking(
     async with (
         engines(count) as servers,
         running({"only": engine_pool(*servers, **pool or {})}, ROUTES, pick=settings) as gateway,
+        grpc_client(gateway.part(PickerPart).url) as client,
     ):
-        assert gateway.picker is not None
-        async with grpc_client(gateway.picker.url) as client:
-            yield gateway, client, servers
+        yield gateway, client, servers
 
 
 def addresses(servers: list[SimulatedServer]) -> set[str]:
@@ -287,25 +287,27 @@ async def test_control_headers_of_a_caller_steer_nothing_and_reach_no_engine() -
 async def test_a_body_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     async with engines(1) as servers:
         more = {"pick": {"listen": "127.0.0.1:0"}, "defaults": {"max_body": "1kB"}}
-        async with running({"only": engine_pool(*servers)}, ROUTES, **more) as gateway:
-            assert gateway.picker is not None
-            async with grpc_client(gateway.picker.url) as client:
-                told = await Envoy(client, BodyMode.BUFFERED).pick()
-                assert told.immediate_response.status.code == 413
+        async with (
+            running({"only": engine_pool(*servers)}, ROUTES, **more) as gateway,
+            grpc_client(gateway.part(PickerPart).url) as client,
+        ):
+            told = await Envoy(client, BodyMode.BUFFERED).pick()
+            assert told.immediate_response.status.code == 413
 
 
 async def test_an_answer_comes_in_time_whatever_the_queue_does() -> None:
     """One engine, one request at a time: the second would wait for seconds."""
     async with engines(1) as servers:
         only = engine_pool(*servers, concurrent_requests=1)
-        async with running({"only": only}, ROUTES, pick={"listen": "127.0.0.1:0"}) as gateway:
-            assert gateway.picker is not None
-            async with grpc_client(gateway.picker.url) as client:
-                await Envoy(client, BodyMode.BUFFERED).pick()
-                began = asyncio.get_running_loop().time()
-                assert destination(await Envoy(client, BodyMode.BUFFERED).pick()) in addresses(servers)
-                assert asyncio.get_running_loop().time() - began < 0.3
-                assert not gateway.queue.depth()
+        async with (
+            running({"only": only}, ROUTES, pick={"listen": "127.0.0.1:0"}) as gateway,
+            grpc_client(gateway.part(PickerPart).url) as client,
+        ):
+            await Envoy(client, BodyMode.BUFFERED).pick()
+            began = asyncio.get_running_loop().time()
+            assert destination(await Envoy(client, BodyMode.BUFFERED).pick()) in addresses(servers)
+            assert asyncio.get_running_loop().time() - began < 0.3
+            assert not gateway.queue.depth()
 
 
 @pytest.mark.parametrize("mode", [BodyMode.BUFFERED, BodyMode.FULL_DUPLEX])
@@ -314,39 +316,41 @@ async def test_a_request_is_held_for_longer_where_the_data_plane_is_to_wait(mode
     taken; it is free after 1 s."""
     async with engines(1) as servers:
         only = engine_pool(*servers, concurrent_requests=1)
-        async with running({"only": only}, ROUTES, pick={"listen": "127.0.0.1:0", "hold": "10s"}) as gateway:
-            assert gateway.picker is not None
-            async with grpc_client(gateway.picker.url) as client:
-                first, second = Envoy(client, BodyMode.BUFFERED), Envoy(client, mode)
-                chosen = destination(await first.pick())
-                now = asyncio.get_running_loop().time
-                began = now()
-                await second.tell(request_headers=headers(POST))
-                if mode is BodyMode.BUFFERED:
-                    await second.told()
-                await second.tell(request_body=HttpBody(body=json.dumps(CHAT).encode(), end_of_stream=True))
-                if mode is BodyMode.BUFFERED:
-                    assert (await second.told()).override_message_timeout.ToMilliseconds() == 10_250
-                    assert now() - began < 0.2
-                await asyncio.sleep(1.0)
-                assert gateway.queue.depth() == {"served": 1}
-                await answered(first, chosen)
-                assert destination(await second.told()) == chosen
-                assert 1.0 < now() - began < 2.0
+        async with (
+            running({"only": only}, ROUTES, pick={"listen": "127.0.0.1:0", "hold": "10s"}) as gateway,
+            grpc_client(gateway.part(PickerPart).url) as client,
+        ):
+            first, second = Envoy(client, BodyMode.BUFFERED), Envoy(client, mode)
+            chosen = destination(await first.pick())
+            now = asyncio.get_running_loop().time
+            began = now()
+            await second.tell(request_headers=headers(POST))
+            if mode is BodyMode.BUFFERED:
+                await second.told()
+            await second.tell(request_body=HttpBody(body=json.dumps(CHAT).encode(), end_of_stream=True))
+            if mode is BodyMode.BUFFERED:
+                assert (await second.told()).override_message_timeout.ToMilliseconds() == 10_250
+                assert now() - began < 0.2
+            await asyncio.sleep(1.0)
+            assert gateway.queue.depth() == {"served": 1}
+            await answered(first, chosen)
+            assert destination(await second.told()) == chosen
+            assert 1.0 < now() - began < 2.0
 
 
 async def test_a_hold_ends_before_the_data_plane_gives_up() -> None:
     async with engines(1) as servers:
         only = engine_pool(*servers, concurrent_requests=1)
-        async with running({"only": only}, ROUTES, pick={"listen": "127.0.0.1:0", "hold": "3s"}) as gateway:
-            assert gateway.picker is not None
-            async with grpc_client(gateway.picker.url) as client:
-                await Envoy(client, BodyMode.BUFFERED).pick()
-                began = asyncio.get_running_loop().time()
-                second = Envoy(client, BodyMode.BUFFERED)
-                assert (await second.pick()).override_message_timeout.ToMilliseconds() == 3_250
-                assert destination(await second.told()) in addresses(servers)
-                assert 2.9 < asyncio.get_running_loop().time() - began < 3.25
+        async with (
+            running({"only": only}, ROUTES, pick={"listen": "127.0.0.1:0", "hold": "3s"}) as gateway,
+            grpc_client(gateway.part(PickerPart).url) as client,
+        ):
+            await Envoy(client, BodyMode.BUFFERED).pick()
+            began = asyncio.get_running_loop().time()
+            second = Envoy(client, BodyMode.BUFFERED)
+            assert (await second.pick()).override_message_timeout.ToMilliseconds() == 3_250
+            assert destination(await second.told()) in addresses(servers)
+            assert 2.9 < asyncio.get_running_loop().time() - began < 3.25
 
 
 async def test_a_request_that_would_wait_for_longer_is_decided_and_counted_all_the_same() -> None:

@@ -23,6 +23,7 @@ import pytest
 from gateway.admin.admin_views import request_view
 from gateway.observe.record import AttemptRecord, Record, RequestOutcome
 from gateway.observe.record_writer import BATCH
+from gateway.parts.records.part import RecordsPart
 from gateway.records import record_file
 from gateway.records.packed_record import packed
 from gateway.records.record_file import RecordFile, UnreadableRecords, stored_records
@@ -370,7 +371,7 @@ async def test_a_directory_that_cannot_be_made_delays_and_fails_no_request(tmp_p
                 assert (await caller.ask(post({**CHAT, "stream": True}, "connection: close")))[0] == 200
                 await caller.rest()
             gateway.recorder.flush()
-            gateway.record_logs.close()
+            await gateway.part(RecordsPart).close()
             page = (await get(gateway.admin_url, "/metrics"))[2].decode()
     assert "firsttoken_records_lost_total 1.0" in page
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gateway.parts.picker.part import PickerPart
 from gateway.picker.grpc_server import UNAVAILABLE, Call, GrpcError
 from gateway.picker.picker_service import HEALTH
 from lab.autoscale.external_scaler import SERVICE, ExternalScaler
@@ -114,9 +115,10 @@ async def test_health_checks_are_answered() -> None:
 async def test_the_port_of_a_picker_says_where_the_scaler_went() -> None:
     async with engines() as servers:
         pools = {"main": engine_pool(*servers)}
-        async with running(pools, {"served": {"tiers": ["main"]}}, pick={"listen": "127.0.0.1:0"}) as gateway:
-            assert gateway.picker is not None
-            async with grpc_client(gateway.picker.url) as client:
-                asked = await call(client, "GetMetrics", GetMetricsRequest(scaledObjectRef=MAIN))
-                assert await client.status(asked) == "12"
-                assert "firsttoken autoscale" in client.trailers[asked]["grpc-message"]
+        async with (
+            running(pools, {"served": {"tiers": ["main"]}}, pick={"listen": "127.0.0.1:0"}) as gateway,
+            grpc_client(gateway.part(PickerPart).url) as client,
+        ):
+            asked = await call(client, "GetMetrics", GetMetricsRequest(scaledObjectRef=MAIN))
+            assert await client.status(asked) == "12"
+            assert "firsttoken autoscale" in client.trailers[asked]["grpc-message"]

@@ -24,6 +24,7 @@ from typing import Any
 
 from backends.ext_proc.messages import BodyMode, decode
 from gateway.app import Gateway
+from gateway.parts.picker.part import PickerPart
 from gateway.picker.grpc_server import GrpcConnection
 from gateway.process import loop_factory
 from tests.gateway.picker.test_picker import Envoy, addresses, destination
@@ -117,10 +118,9 @@ class PickerFuzzer:
     """A gateway with a picker before engines, and a healthy connection beside the hostile ones."""
 
     def __init__(self, gateway: Gateway, healthy: GrpcClient, expected: set[str], errors: LogOfErrors) -> None:
-        assert gateway.picker is not None
         self._gateway = gateway
-        self._calls = gateway.picker._calls
-        self._port = int(gateway.picker.url.rpartition(":")[2])
+        self._calls = gateway.part(PickerPart).server._calls
+        self._port = int(gateway.part(PickerPart).url.rpartition(":")[2])
         self._healthy = healthy
         self._expected = expected
         self._errors = errors
@@ -178,7 +178,7 @@ class PickerFuzzer:
 
     async def at_rest(self) -> None:
         """Nothing is left of the hostile connections; and no error."""
-        intake, calls = self._gateway.intake, self._calls
+        intake, calls = self._gateway.core.intake, self._calls
         await self._turns(lambda: not intake.body_bytes and not calls._calls and len(calls._connections) <= 1, True)
         found, self._errors.found = self._errors.found, []
         assert not found, found[0]
@@ -193,11 +193,10 @@ async def run(cases: int, seed: int = 1) -> Findings:
         async with (
             engines(2) as servers,
             running({"only": engine_pool(*servers)}, ROUTES, pick={"listen": "127.0.0.1:0"}) as gateway,
+            grpc_client(gateway.part(PickerPart).url) as healthy,
         ):
-            assert gateway.picker is not None
-            async with grpc_client(gateway.picker.url) as healthy:
-                fuzzer = PickerFuzzer(gateway, healthy, addresses(servers), errors)
-                await examine(fuzzer, cases, seed, findings)
+            fuzzer = PickerFuzzer(gateway, healthy, addresses(servers), errors)
+            await examine(fuzzer, cases, seed, findings)
     finally:
         logging.getLogger().removeHandler(errors)
     return findings

@@ -20,6 +20,7 @@ import pytest
 
 from benchmarks.processes import free_port
 from gateway.app import Gateway
+from gateway.parts.picker.part import PickerPart
 from gateway.picker.picker import DESTINATION
 from lab.servers.simulated_server import SimulatedServer
 from tests.programs.envoy.test_envoy import EVERY_VERSION, ROUTES, chat
@@ -77,8 +78,7 @@ async def picked(
         running({"only": engine_pool(*servers)}, ROUTES, pick={"listen": "127.0.0.1:0"}) as gateway,
         aiohttp.ClientSession() as session,
     ):
-        assert gateway.picker is not None
-        config = selecting([gateway.picker.url], [server.url for server in servers], **more)
+        config = selecting([gateway.part(PickerPart).url], [server.url for server in servers], **more)
         async with running_envoy(folder, version, config) as url:
             yield url, session, gateway
 
@@ -163,8 +163,7 @@ async def test_epp_unavailable_fail_open(tmp_path: Path, version: str) -> None:
     async with engines(3) as servers, picked(tmp_path, version, servers) as (url, session, gateway):
         await send(session, url, place(servers[0]))
         assert set(served(servers)) == {place(servers[0])}
-        assert gateway.picker is not None
-        await gateway.picker.stop(0.1)
+        await gateway.part(PickerPart).server.stop(0.1)
         await send(session, url, place(servers[0]))
         assert set(served(servers)) == set(map(place, servers))
 
@@ -195,8 +194,8 @@ def weighted(*pools: tuple[Gateway, list[SimulatedServer], int]) -> dict[str, An
     """A route with weights: for each pool a cluster of engines, and one of its picker."""
     clusters, choices = list[dict[str, Any]](), []
     for number, (gateway, servers, weight) in enumerate(pools):
-        assert gateway.picker is not None
-        config = configuration(deployed(), [gateway.picker.url], [server.url for server in servers], duplex=False)
+        picker, urls = gateway.part(PickerPart).url, [server.url for server in servers]
+        config = configuration(deployed(), [picker], urls, duplex=False)
         for cluster in config["static_resources"]["clusters"]:
             clusters.append({**cluster, "name": f"{cluster['name']}{number}"})
         overrides = {"grpc_service": {"envoy_grpc": {"cluster_name": f"picker{number}"}}}
@@ -223,8 +222,7 @@ async def test_inference_pool_app_protocol(tmp_path: Path, version: str, protoco
             running({"only": only}, ROUTES, pick={"listen": "127.0.0.1:0"}) as gateway,
             aiohttp.ClientSession() as session,
         ):
-            assert gateway.picker is not None
-            config = selecting([gateway.picker.url], [f"http://{one}" for one in places])
+            config = selecting([gateway.part(PickerPart).url], [f"http://{one}" for one in places])
             if protocol == "HTTP/2":
                 config["static_resources"]["clusters"][1]["typed_extension_protocol_options"] = H2
             for port, server in ports.items():

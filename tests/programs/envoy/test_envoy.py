@@ -13,6 +13,7 @@ import aiohttp
 import pytest
 
 from gateway.app import Gateway
+from gateway.parts.picker.part import PickerPart
 from lab.servers.simulated_server import SimulatedServer
 from scripts.envoy_setup import VERSIONS
 from tests.support.envoy import envoy
@@ -45,9 +46,8 @@ async def picked(
         running({"only": engine_pool(*servers)}, ROUTES, pick=settings) as gateway,
         aiohttp.ClientSession() as session,
     ):
-        assert gateway.picker is not None
         urls = [server.url for server in servers]
-        async with envoy(folder, version, gateway.picker.url, urls, duplex=duplex) as url:
+        async with envoy(folder, version, gateway.part(PickerPart).url, urls, duplex=duplex) as url:
             yield url, session, servers, gateway
 
 

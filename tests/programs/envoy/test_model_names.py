@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from gateway.parts.picker.part import PickerPart
 from lab.servers.simulated_server import SimulatedServer
 from tests.programs.envoy.test_envoy import BOTH_MODES, EVERY_VERSION, chat
 from tests.support.envoy import envoy
@@ -30,10 +31,9 @@ async def picked(
         engines(1) as (server,),
         running({"only": engine_pool(server)}, ROUTES, pick={"listen": "127.0.0.1:0"}) as gateway,
         aiohttp.ClientSession() as session,
+        envoy(folder, version, gateway.part(PickerPart).url, [server.url], duplex=duplex) as url,
     ):
-        assert gateway.picker is not None
-        async with envoy(folder, version, gateway.picker.url, [server.url], duplex=duplex) as url:
-            yield url, session, server
+        yield url, session, server
 
 
 @EVERY_VERSION

@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 
 from gateway.observe.record import RequestOutcome
+from gateway.parts.picker.part import PickerPart
 from gateway.picker.picker import DESTINATION
 from lab.servers.simulated_server import SimulatedServer
 from scripts.envoy_setup import VERSIONS
@@ -39,11 +40,10 @@ async def test_a_request_without_a_body_is_sent_on(tmp_path: Path, version: str,
 async def test_an_address_that_envoy_does_not_know_is_replaced_and_counts_nowhere(tmp_path: Path, version: str) -> None:
     """Envoy says nothing of it: load is counted where the answer comes from."""
     async with engines(3) as servers, running({"only": engine_pool(*servers)}, ROUTES, pick=PICK) as gateway:
-        assert gateway.picker is not None
         known = [server.url for server in servers[1:]]
         async with (
             aiohttp.ClientSession() as session,
-            running_envoy(tmp_path, version, selecting([gateway.picker.url], known)) as url,
+            running_envoy(tmp_path, version, selecting([gateway.part(PickerPart).url], known)) as url,
         ):
             headers, body = {"test-epp-endpoint-selection": place(servers[0])}, {**chat("hello"), "max_tokens": 500}
             async with session.post(f"{url}/v1/chat/completions", json=body, headers=headers) as reply:
@@ -63,8 +63,7 @@ async def test_a_request_waits_in_the_queue_for_as_long_as_the_picker_asks(
     async with engines(1) as servers:
         only, pick = engine_pool(*servers, concurrent_requests=1), {**PICK, "hold": "20s"}
         async with running({"only": only}, ROUTES, pick=pick) as gateway, aiohttp.ClientSession() as session:
-            assert gateway.picker is not None
-            config = selecting([gateway.picker.url], [servers[0].url], duplex=duplex)
+            config = selecting([gateway.part(PickerPart).url], [servers[0].url], duplex=duplex)
             async with running_envoy(tmp_path, version, config) as url:
                 body = {**chat("hello"), "max_tokens": 100}
                 answers = await asyncio.gather(*(ask(session, url, body) for _ in range(3)))
@@ -92,8 +91,7 @@ async def test_a_caller_who_leaves_frees_the_engine(tmp_path: Path, version: str
 async def test_a_body_above_the_buffer_of_envoy_is_refused_by_it(tmp_path: Path, version: str) -> None:
     """BUFFERED has 1 MB unless the listener says otherwise, as the deployed one does."""
     async with engines(1) as servers, running({"only": engine_pool(*servers)}, ROUTES, pick=PICK) as gateway:
-        assert gateway.picker is not None
-        config = selecting([gateway.picker.url], [server.url for server in servers])
+        config = selecting([gateway.part(PickerPart).url], [server.url for server in servers])
         del config["static_resources"]["listeners"][0]["per_connection_buffer_limit_bytes"]
         async with aiohttp.ClientSession() as session, running_envoy(tmp_path, version, config) as url:
             body = {**chat("hello"), "metadata": {"note": "x" * 2_000_000}}
@@ -107,8 +105,7 @@ async def test_a_body_above_the_buffer_of_envoy_is_refused_by_it(tmp_path: Path,
 async def test_one_address_is_followed_by_an_original_dst_cluster(tmp_path: Path, version: str, duplex: bool) -> None:
     """It reads the header alone, as Envoy AI Gateway does. A caller's own header steers nothing."""
     async with engines(3) as servers, running({"only": engine_pool(*servers)}, ROUTES, pick=PICK) as gateway:
-        assert gateway.picker is not None
-        config = selecting([gateway.picker.url], [server.url for server in servers], duplex=duplex)
+        config = selecting([gateway.part(PickerPart).url], [server.url for server in servers], duplex=duplex)
         clusters = config["static_resources"]["clusters"]
         by_header = {"use_http_header": True, "http_header_name": DESTINATION}
         clusters[1] = {
@@ -133,8 +130,7 @@ async def test_a_request_that_is_shed_is_told_when_to_come_back(tmp_path: Path, 
             running({"only": only}, ROUTES, pick={**PICK, "hold": "20s"}, **limits) as gateway,
             aiohttp.ClientSession() as session,
         ):
-            assert gateway.picker is not None
-            config = selecting([gateway.picker.url], [servers[0].url], duplex=duplex)
+            config = selecting([gateway.part(PickerPart).url], [servers[0].url], duplex=duplex)
             async with running_envoy(tmp_path, version, config) as url:
                 answers = await asyncio.gather(*(answer_to(session, url) for _ in range(8)))
     shed = [headers for status, headers in answers if status == 503]
@@ -156,8 +152,7 @@ async def answer_to(session: aiohttp.ClientSession, url: str) -> tuple[int, dict
 async def test_the_selected_host_of_envoy_s_metadata_is_what_served(tmp_path: Path, version: str) -> None:
     """`selected_host_key`, by gateways that send no attributes. Of two addresses the first does not answer."""
     async with engines(3) as servers, running({"only": engine_pool(*servers)}, ROUTES, pick=PICK) as gateway:
-        assert gateway.picker is not None
-        config = selecting([gateway.picker.url], [server.url for server in servers[1:]])
+        config = selecting([gateway.part(PickerPart).url], [server.url for server in servers[1:]])
         filters = manager(config)["http_filters"]
         (processor,) = [each["typed_config"] for each in filters if each["name"] == "envoy.filters.http.ext_proc"]
         del processor["response_attributes"]

@@ -17,6 +17,7 @@ from gateway.observe.metrics.metric_family import Family, Merge, MetricKind
 from gateway.observe.metrics.metric_table import BY_FAMILY, CATALOG, GROUPS
 from gateway.observe.metrics.series import counter, gauge, histogram
 from gateway.observe.record import AnswerSight, TokenGaps
+from gateway.parts.discovery.part import DiscoveryPart
 from policies.diagnosis.causes import Cause, CauseVerdict
 from policies.diagnosis.diagnosis_report import Alternatives, Diagnosis
 from policies.diagnosis.usual import Usual
@@ -92,7 +93,7 @@ async def test_a_live_gateway_exposes_the_metrics_of_the_table(tmp_path: Path) -
         told.diagnosis = Diagnosis(verdict, Usual(), Alternatives())
         for sink in (*gateway.recorder.sinks, *gateway.recorder.batch_sinks):
             sink(told)
-        gateway.discovery.pods.left_out[PodSource("default", "vllm")] = 3
+        gateway.part(DiscoveryPart).found.pods.left_out[PodSource("default", "vllm")] = 3
         await eventually(lambda: len(gateway.monitor.engine_loads()) == 1 and gateway.recorder.live == 0)
         await eventually(lambda: len(gateway.recorder.recent) == 3)
         (rates,) = gateway.monitor.engine_rates().values()

@@ -28,6 +28,7 @@ from gateway.observe.otel.spans import ServedEndpoint
 from gateway.observe.otel.telemetry import FAULTS, Telemetry, make_exporter, notable, resource_of
 from gateway.observe.record import AttemptRecord, RequestOutcome
 from gateway.observe.trace_context import Tracer
+from gateway.parts.telemetry.part import TelemetryPart
 from policies.types import AttemptKind, AttemptOutcome
 from tests.support.builders import CHAT, STREAMED, calling, get, post, record
 from tests.support.collector import Collector
@@ -163,9 +164,8 @@ async def test_no_request_fails_and_the_shutdown_is_not_delayed(collector_fault:
     async with faulty_collector(collector_fault) as url:
         async with serving(url) as gateway:
             assert await answered(gateway)
-            assert gateway.telemetry is not None
             await asyncio.wait_for(gateway.stop(), 10 * module.CLOSE_TIMEOUT)  # a collector that hangs does so for ever
-        assert counts(gateway.telemetry) == (0, 10 * SPANS)
+        assert counts(gateway.part(TelemetryPart).telemetry) == (0, 10 * SPANS)
 
 
 async def test_the_span_queue_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,7 +278,7 @@ async def test_prometheus_metrics_count_exported_and_lost_spans() -> None:
     async with Collector() as collector, serving(collector.url) as gateway:
         assert await answered(gateway, 1)
         await collector.spans_matching(1, lambda span: span.kind == Span.SPAN_KIND_SERVER)
-        await eventually(lambda: counts(gateway.telemetry)[0] == len(collector.spans))  # type: ignore[arg-type]
+        await eventually(lambda: counts(gateway.part(TelemetryPart).telemetry)[0] == len(collector.spans))  # type: ignore[arg-type]
         page = (await get(gateway.admin_url, "/metrics"))[2].decode()
         (exported,) = [line for line in page.splitlines() if line.startswith("firsttoken_spans_exported_total ")]
         assert float(exported.split()[1]) == len(collector.spans)

@@ -14,13 +14,12 @@ import logging
 from time import monotonic
 
 from backends.interface import Operation
-from gateway.runtime import RuntimeHolder
+from gateway.core.part import Part
 from gateway.synthetic_request import PING, QUESTIONS, send_synthetic, synthetic
-from gateway.tokenize.estimator import Estimator
 from gateway.tokenize.prompt import prompt_of
 from gateway.tokenize.prompt_reader import PromptText
 from gateway.upstream.upstream import Upstream
-from policies.fleet.fleet import Fleet
+from gateway.wiring import Core
 from policies.fleet.witness_schedule import WitnessSchedule
 from policies.types import AttemptOutcome, Endpoint
 
@@ -30,16 +29,18 @@ TIMEOUT = 4.0  # s
 ANSWERED = (AttemptOutcome.COMPLETED, AttemptOutcome.REFUSED)
 
 
-class WitnessProbes:
+class WitnessPart(Part):
     """Runs between the construction and `close`."""
 
-    def __init__(self, fleet: Fleet, estimator: Estimator, runtime: RuntimeHolder) -> None:
-        self._fleet = fleet
-        self._estimator = estimator
-        self._runtime = runtime
+    name = "witness"
+
+    def __init__(self, core: Core) -> None:
+        self._fleet = core.fleet
+        self._estimator = core.estimator
+        self._runtime = core.runtime
         self._schedule = WitnessSchedule()
         self._tasks: set[asyncio.Task[None]] = set()
-        fleet.on_unconfirmed = self.ask
+        core.fleet.on_unconfirmed = self.ask
 
     @property
     def running(self) -> int:

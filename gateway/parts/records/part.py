@@ -1,4 +1,4 @@
-"""Opens what the configuration has Records written to: the access log, and the ring on disk."""
+"""Writes Records where the configuration wants them: to the access log, and to the ring on disk."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from typing import TYPE_CHECKING
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from gateway.config.models import Config
+from gateway.core.part import Part
 from gateway.observe.logs import AccessLog
 from gateway.observe.metrics.series import totals
-from gateway.worker_context import WorkerContext
+from gateway.wiring import Core
 
 if TYPE_CHECKING:
     from gateway.records.record_ring import RecordRing
 
 
-class RecordLogs(Collector):
-    """`sinks`: for the recorder of one loop. `worker`: this process among several; None: it is alone."""
+class RecordsPart(Part, Collector):
+    name = "records"
 
-    def __init__(self, config: Config, worker: WorkerContext | None) -> None:
+    def __init__(self, core: Core) -> None:
+        self._recorder, worker, config = core.recorder, core.worker, core.config
         self._access_log: AccessLog | None = None
         self._ring: RecordRing | None = None
         if config.telemetry.access_log != "off":
@@ -29,7 +30,9 @@ class RecordLogs(Collector):
             from gateway.records.record_ring import record_ring
 
             self._ring = record_ring(config.records, 0 if worker is None else worker.number, config.server.workers)
-        self.sinks = [each for each in (self._access_log, self._ring) if each is not None]
+        self.collectors = (self,)
+        self._logs = [each for each in (self._access_log, self._ring) if each is not None]
+        self.readers = self._logs
 
     def collect(self) -> Iterable[Metric]:
         if self._access_log is not None:
@@ -38,10 +41,12 @@ class RecordLogs(Collector):
             yield from totals("firsttoken_records_lost_total", [((), self._ring.lost)])
 
     def reopen(self) -> None:
-        """Open the file of the access log again by its name."""
+        """Records of ended requests are in the renamed files."""
+        self._recorder.flush()
         if self._access_log is not None:
             self._access_log.reopen()
 
-    def close(self) -> None:
-        for each in self.sinks:
+    async def close(self) -> None:
+        self._recorder.flush()
+        for each in self._logs:
             each.close()
