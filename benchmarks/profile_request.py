@@ -44,7 +44,7 @@ ROWS = (  # the first match: by the beginning of a file's path from the root of 
     ("relay", ("gateway/upstream/relay", "backends/stream/")),
     ("upstream", ("gateway/upstream/", "backends/")),
     ("observe", ("gateway/observe/",)),
-    ("cache warming", ("gateway/cache_warming",)),
+    ("cache warming", ("gateway/parts/warming",)),
     ("decide", ("gateway/scheduler", "gateway/fleet/monitor", "policies/")),
 )
 LOOP, THREADS = "loop", "threads"

@@ -34,7 +34,7 @@ from gateway.parts.responses.responses_sockets import ResponsesSockets
 from gateway.parts.responses.stored_responses import StoredPaths
 from gateway.parts.tags.tags import Tags
 from gateway.parts.telemetry.part import TelemetryPart
-from gateway.parts.warming.part import WarmingPart
+from gateway.parts.warming.part import CacheWarming
 from gateway.parts.windows.part import WindowsPart
 from gateway.parts.witness.part import WitnessPart
 from gateway.parts.workers.part import WorkersPart
@@ -63,7 +63,7 @@ PARTS: tuple[Callable[[Core], Part], ...] = (  # in the order of their starts, a
     lambda core: Escalations(core.routes),
     StoredPaths,
     ResponsesSockets,
-    WarmingPart,
+    CacheWarming,
     WitnessPart,
     WindowsPart,
     DiscoveryPart,  # reloads at its start, where endpoints are to be found

@@ -222,6 +222,7 @@ class Proxy:
         timeline.routed(ask.request, ask.route)
         for read in ask.plan.read:
             await read(ask)
+        ask.request.caller = reader.caller(http, tenant)
         await reader.estimate(ask)
         for admit in ask.plan.admit:
             await admit(ask)

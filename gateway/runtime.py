@@ -114,7 +114,7 @@ class Runtime:
         )
 
     def with_stored_keys(self, stored: Iterable[Key]) -> Runtime:
-        """Returns the same Runtime with keys of Redis beside the keys of the file."""
+        """Returns the same Runtime with stored keys beside the keys of the file."""
         known = tenants(self.config, stored)
         masked = masked_pools(self.config, self.routes, known)
         return replace(self, keys=Keys(known, closed=self.config.keyed), masked_pools=masked)

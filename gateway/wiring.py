@@ -10,7 +10,6 @@ from typing import TypeVar
 from prometheus_client import GCCollector, PlatformCollector, ProcessCollector
 
 from gateway.admin.gateway_admin import GatewayAdmin
-from gateway.cache_warming import CacheWarming
 from gateway.config.endpoint_section import Discovered
 from gateway.config.models import Config
 from gateway.core.part import Part
@@ -97,7 +96,6 @@ class Core:
         self.registry.register(self.monitor.ejections)
 
     def _build_ports(self, config: Config) -> None:
-        self.cache_warming = CacheWarming(self.fleet, self.estimator, self.runtime)
         self.proxy = Proxy(
             runtime=self.runtime,
             decider=self.decider,
@@ -112,7 +110,6 @@ class Core:
             decider=self.decider,
             queue=self.queue,
             runtime=self.runtime,
-            cache_warming=self.cache_warming,
             on_screen=self.on_screen,
         )
         self.intake = Intake(config.server.max_connections, config.server.max_body_bytes)

@@ -217,3 +217,54 @@ def test_the_reading_tour_is_twenty_files_at_most() -> None:
     links = re.findall(r"\]\(((?:gateway|policies|backends|lab)/[^)]+)\)", tour)
     assert 0 < len(set(links)) <= 20
     assert [link for link in links if not (ROOT / link).is_file()] == []
+
+
+CORE = (
+    *("core", "wiring.py", "proxy.py", "request_reader.py", "decider.py", "scheduler.py", "runtime.py"),
+    *("data_port.py", "refusals.py", "upstream", "downstream", "api", "tokenize"),
+)
+COMPOSITION = {"gateway/app.py", "gateway/serve.py"}
+# Of parts that have left the core: the list grows with each.
+WORDS_OF_PARTS = (
+    *("picker", "llm_d", "kvevents", "learned_keeper", "learnedkeeper", "witness_probe", "cache_warming"),
+    *("cachewarming", "otlp", "opentelemetry", "redis", "kubernetes", "keyring", "record_ring", "recordlogs"),
+    *("rescue", "escalat", "answer_cache", "answercache", "count_repl", "state_ids", "history_keeper"),
+)
+
+
+def test_the_core_has_no_words_of_parts() -> None:
+    """Names and comments alike: who reads the core meets no feature."""
+    core = [path for path in FILES if is_core(path)]
+    assert len(core) > 30
+    found = {
+        f"{path.relative_to(ROOT)}: {word}"
+        for path in core
+        for word in WORDS_OF_PARTS
+        if word in path.read_text("utf-8").lower()
+    }
+    assert found == set()
+
+
+def is_core(path: Path) -> bool:
+    return path.is_relative_to(ROOT / "gateway") and path.relative_to(ROOT / "gateway").parts[0] in CORE
+
+
+def test_in_a_running_gateway_only_the_composition_imports_parts() -> None:
+    """Others ask a gateway for a part by its hooks, or by the type of what it offers."""
+    free = [ROOT / "gateway" / name for name in ("parts", "cli")]
+    others = [path for path in (ROOT / "gateway").rglob("*.py") if not any(map(path.is_relative_to, free))]
+    importing = {
+        str(path.relative_to(ROOT))
+        for path in others
+        if any(target.startswith("gateway.parts.") for target in imported(path))
+    }
+    assert importing == COMPOSITION
+
+
+def test_the_list_of_parts_is_all_that_the_composition_knows_of_them() -> None:
+    """Below the list, `app.py` names none."""
+    text = (ROOT / "gateway/app.py").read_text("utf-8")
+    names = re.findall(r"^from gateway\.parts\.\S+ import (.+)$", text, re.MULTILINE)
+    below = text.partition("\nclass Gateway")[2]
+    assert names
+    assert [name for line in names for name in line.split(", ") if re.search(rf"\b{name}\b", below)] == []

@@ -24,8 +24,8 @@ from typing import Any
 from benchmarks.picker.page import SightRow, write_sights
 from benchmarks.replays import floats
 from benchmarks.scenarios import arrivals, setting
-from gateway.picker.envoy_request import WATCHED
-from gateway.picker.picker import WITHIN, UncountedPicks
+from gateway.parts.picker.envoy_request import WATCHED
+from gateway.parts.picker.picker import WITHIN, UncountedPicks
 from lab.replay.player import Player
 from lab.replay.sim_fleet import Scenario
 from lab.replay.sim_gateway import ActiveRequest, SimGateway

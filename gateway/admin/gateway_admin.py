@@ -29,7 +29,6 @@ from gateway.admin.request_query import RequestQuery
 from gateway.admission.auth import ANYONE
 from gateway.api.api_error import ApiError, bad_request
 from gateway.api.inference_request import KEY_HEADERS
-from gateway.cache_warming import CacheWarming
 from gateway.config.models import Config, Key
 from gateway.decider import Decider
 from gateway.observe.metrics.scrape_collectors import Registry, counts_in_place, route_stats
@@ -61,9 +60,9 @@ class GatewayAdmin:
     decider: Decider
     queue: RequestQueue
     runtime: RuntimeHolder
-    cache_warming: CacheWarming
     on_screen: Histogram  # TTFT reported by callers, by route
     stored_keys: Callable[[], Sequence[Key]] = tuple  # as this process knows them
+    map_prefixes: Callable[[float], Sequence[Mapping[str, Any]]] = lambda now: ()  # the hottest, by endpoint
     reload: Callable[[], Awaitable[web.Response]] = no_source
     stats: bytes = b""  # the last answer of /routes
     stats_at: float = 0.0  # monotonic time of `stats`
@@ -114,7 +113,7 @@ class GatewayAdmin:
 
     async def prefixes(self) -> Sequence[Mapping[str, Any]]:
         if (now := monotonic()) - self.mapped_at > MAP_FRESH:
-            self.prefix_map, self.mapped_at = self.cache_warming.prefix_map(now), now
+            self.prefix_map, self.mapped_at = self.map_prefixes(now), now
         return self.prefix_map
 
     async def fleet(self) -> Sequence[Mapping[str, Any]]:

@@ -1,8 +1,7 @@
 """Tells the fleet (`policies.fleet.fleet`) the load and health of its endpoints, and the progress of running answers.
 
 Rules:
-- Each endpoint with a load or health page is polled. Attempts report to the fleet themselves, and so do cache events
-  (`gateway.fleet.kv_event_listener`).
+- Each endpoint with a load or health page is polled. Attempts report to the fleet themselves, and so do cache events.
 - Of several workers a single one polls an endpoint and sends the results to the others. Each worker draws its own
   conclusions, and polls by itself where it has heard no result for STALLED seconds.
 - What a page says, and what a page that fails says, is decided in `gateway.fleet.endpoint_poll`: a failed connection

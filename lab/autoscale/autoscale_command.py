@@ -72,7 +72,7 @@ def check_pools(pools: Mapping[str, PoolBounds], config: Config) -> None:
 
 async def _serve(scaler: Autoscaler, listen: ListenAddress) -> None:
     from gateway.downstream.limits import Intake
-    from gateway.picker.grpc_port import GrpcServer
+    from gateway.parts.picker.grpc_port import GrpcServer
     from lab.autoscale.external_scaler import ExternalScaler
 
     loop, stop = asyncio.get_running_loop(), asyncio.Event()

@@ -13,8 +13,8 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 from backends.ext_proc.protobuf import number
-from gateway.picker.grpc_server import INVALID_ARGUMENT, UNAVAILABLE, UNIMPLEMENTED, Call, GrpcError
-from gateway.picker.picker_service import HEALTH, SERVING
+from gateway.parts.picker.grpc_server import INVALID_ARGUMENT, UNAVAILABLE, UNIMPLEMENTED, Call, GrpcError
+from gateway.parts.picker.picker_service import HEALTH, SERVING
 from lab.autoscale.keda_messages import (
     ScaledObject,
     decode_metrics_request,

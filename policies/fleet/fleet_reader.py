@@ -61,11 +61,12 @@ class FleetReader:
         """Predictions for the prompt, sent at `now`, at each endpoint of `loads`, all of one pool."""
         candidates, states, adapter, load_s = list[Candidate](), self._states, prompt.adapter, 0.0
         tokens, blocks = prompt.tokens, prompt.blocks
+        is_local = bool(loads) and states[next(iter(loads))].pool.local
         first = blocks.hashes[0] if blocks.hashes else None
         for name, load in loads.items():
             state, wait, rtt, hit, to_load = states[name], 0.0, 0.0, 0, NOTHING
             predictor, cache, network = state.predictor, state.cache, state.network
-            if not state.pool.local:
+            if not is_local:
                 predictor = predictor.of(prompt.effort)
             if network is not None:
                 rtt, wait = network.network_s()

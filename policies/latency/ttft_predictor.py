@@ -239,7 +239,8 @@ class EnginePredictor(TtftPredictor):
         pairs = uncached * (hit + 0.5 * uncached)
         prefill_s = token * uncached + pair * pairs + load_s
         if queued:
-            queued, errors = max(queued - self.drain_rate * (now - load.at), queued * REMAINDER), self._queued_errors
+            left, least, errors = queued - self.drain_rate * (now - load.at), queued * REMAINDER, self._queued_errors
+            queued = left if left > least else least
             pairs += queued * self.context_per_token
         decoding = load.running + load.context * CONTEXT_WEIGHT
         estimate = base + length * tokens + token * (uncached + queued) + pair * pairs + running * decoding

@@ -60,7 +60,6 @@ _IS_ASLEEP = RejectionKind.ASLEEP, "asleep: it takes no request until it is woke
 LEAST_OUTPUT = 1024  # tokens: with less room the prompt is too long, and an agent does better to compact it
 LONGEST_HOLD = 60.0  # s for which a request without a deadline is held because of a rate limit
 UNCHANGED: Mapping[str, int] = {}  # no limit is lowered
-MANY = 2**31  # tokens, more than any window
 MISFITS = {  # for which a tier can never take the request
     *(RejectionKind.UNTRANSLATABLE, RejectionKind.WHEN, RejectionKind.CONTEXT_WINDOW, RejectionKind.CAPABILITY)
 }
@@ -176,16 +175,16 @@ class CandidateSet:
             return UNCHANGED
         limits: dict[str, int] = {}
         for pool in self.taken:
-            most = cap or self.fleet.pools[pool].default_output
-            if most and (limit := self._room(pool)) < most:
-                limits[pool] = limit
+            most, room = cap or self.fleet.pools[pool].default_output, self._room(pool)
+            if most and room is not None and room < most:
+                limits[pool] = room
         return limits
 
-    def _room(self, name: str) -> int:
-        """Tokens of output that fit into the context window of a pool beside the prompt."""
+    def _room(self, name: str) -> int | None:
+        """Tokens of output that fit into the context window of a pool beside the prompt; None: any number."""
         window, prompt = self.fleet.pools[name].context_window, self.queued.estimate.pools[name]
         if window is None:
-            return MANY
+            return None
         left, error = window - prompt.tokens, self.view.prompt_error(name, prompt)
         least = self.max_output if self.queued.output_cap else max(min(left, LEAST_OUTPUT), 1)
         return max(left - error, least)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from policies.latency.tpot import expected_tpot_misses
+from policies.routing.ranking import EQUAL
 from policies.routing.value import is_guess
 from policies.types import Candidate, Decision, RankKind
 
@@ -12,7 +13,6 @@ _KINDS = {
     RankKind.STALE: "probe, not heard of lately: ",
     RankKind.RESERVE: "asked only after a failure: ",
 }
-TOLD = 0.005  # good requests: less is hardly a difference
 _NAMES = {
     "good": "its chances",
     "soon": "its later first token",
@@ -61,7 +61,7 @@ def _behind(decision: Decision, candidate: Candidate, first: Candidate) -> str:
         return "behind a probe"
     own, best = terms_of(decision, candidate), terms_of(decision, first)
     worst = max(best, key=lambda name: best[name] - own[name])
-    if less < TOLD:
+    if less < EQUAL:
         more = first.hit - candidate.hit
         held = f"holds {more} more tokens of the prompt" if more > 0 else "luck drew"
         return f"as good as the first, which {held}"

@@ -13,11 +13,11 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gateway import cache_warming
 from gateway.app import Gateway
-from gateway.cache_warming import SavedPrompt
 from gateway.config.models import Config
 from gateway.observe.record import RequestOutcome
+from gateway.parts.warming import part as cache_warming
+from gateway.parts.warming.part import SavedPrompt
 from gateway.synthetic_request import send_synthetic
 from gateway.upstream.attempt import WireAttempt
 from lab.servers.simulated_server import SimulatedServer

@@ -106,9 +106,9 @@ async def test_engines_that_come_and_go_at_random_lose_no_request() -> None:
         async def kill_in_turn() -> None:
             for server in servers:
                 await server.kill()
-                await asyncio.sleep(0.3)
+                await asyncio.sleep(0.15)
                 await server.start()
-                await asyncio.sleep(0.3)
+                await asyncio.sleep(0.15)
 
         killing = asyncio.create_task(kill_in_turn())
         answered = 0

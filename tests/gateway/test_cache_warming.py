@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from backends.interface import Operation
-from gateway.cache_warming import LAST_WORD, SavedPrompt
+from gateway.parts.warming.part import LAST_WORD, SavedPrompt
 from gateway.tokenize.estimator import Estimator
 from gateway.tokenize.prompt import prompt_of
 from gateway.tokenize.prompt_reader import PromptText, TokenizerConfig

@@ -13,7 +13,7 @@ from h2.connection import H2Connection
 from h2.events import DataReceived, ResponseReceived, StreamEnded, StreamReset, TrailersReceived
 from h2.exceptions import StreamClosedError
 
-from gateway.picker.picker_service import PROCESS
+from gateway.parts.picker.picker_service import PROCESS
 
 
 def framed(message: bytes) -> bytes:

@@ -54,8 +54,6 @@ HEADER = "x-firsttoken-cache"
 
 
 class AnswerCache(Part):
-    name = "answers"
-
     def __init__(self, core: Core) -> None:
         state = core.config.state
         self.store, self.copies = answer_store(state), CopyBudget(state.answer_bytes)

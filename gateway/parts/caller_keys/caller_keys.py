@@ -32,8 +32,6 @@ NO_KEY = "it takes the caller's own key, and there is none"
 class CallerKeys(Part):
     """Of routes with a pool that takes callers' own keys. Knows the gateway's keys by the Runtime in force."""
 
-    name = "caller_keys"
-
     def __init__(self, core: Core) -> None:
         self._runtime = core.runtime
 

@@ -20,8 +20,6 @@ STREAM = ("content-type: text/event-stream; charset=utf-8", "cache-control: no-c
 
 
 class Comments(Part):
-    name = "comments"
-
     def on(self, plan: RoutePlan) -> Hooks:
         route, default = plan.route, plan.runtime.config.defaults.keepalive
         interval = default if route.keepalive is None else route.keepalive

@@ -22,8 +22,6 @@ _MEMBERS: Mapping[Operation, Mapping[str, str]] = {  # of a reply, beside the co
 
 
 class CountReplies(Part):
-    name = "counts"
-
     def on(self, plan: RoutePlan) -> Hooks:
         return Hooks(answer=self.answer, unplaced=self.unplaced) if plan.operation in TOKEN_COUNTS else NO_HOOKS
 

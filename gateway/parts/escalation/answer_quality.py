@@ -32,8 +32,6 @@ LONGEST = 0.02  # s of a check
 
 
 class Escalations(Part):
-    name = "escalation"
-
     def __init__(self, routes: Callable[[], Iterable[Route]]) -> None:
         self._routes = routes
         self.reload()

@@ -8,7 +8,7 @@ from gateway.core.part import Part
 from gateway.wiring import Core
 
 if TYPE_CHECKING:
-    from gateway.fleet.kv_event_listener import KvEvents
+    from gateway.parts.kv_events.kv_event_listener import KvEvents
 
 
 class KvEventsPart(Part):
@@ -26,7 +26,7 @@ class KvEventsPart(Part):
         if self._events is not None:
             self._events.listen(sources)
         elif sources:
-            from gateway.fleet.kv_event_listener import KvEvents
+            from gateway.parts.kv_events.kv_event_listener import KvEvents
 
             self._events = KvEvents(self._core.fleet, sources)
             self._events.start()

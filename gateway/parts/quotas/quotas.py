@@ -66,8 +66,6 @@ class QuotaExceeded(ApiError):
 class Admission(Part):
     """Reserves before a request, and settles by the Record."""
 
-    name = "quotas"
-
     def __init__(self, core: Core) -> None:
         local = LocalQuotas() if core.worker is None else core.worker.quotas
         self.quotas: Quotas = core.find(RedisQuotas) or local

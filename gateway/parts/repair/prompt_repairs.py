@@ -29,8 +29,6 @@ _MARK = "cache_control"
 
 
 class Repairs(Part):
-    name = "repair"
-
     def __init__(self, core: Core) -> None:
         self._decider = core.decider
 

@@ -49,8 +49,6 @@ class Rescues(Part):
     """Shared by the answers of all requests. `run`: does work beside the requests. `restarting`: endpoints that do not
     continue an answer but begin anew."""
 
-    name = "rescue"
-
     def __init__(self, fleet: Fleet, run: Callable[[Coroutine[Any, Any, None]], object]) -> None:
         self.fleet = fleet
         self.run = run

@@ -30,8 +30,6 @@ Sealed = Callable[[StateIds, str], RewrittenAnswer]
 
 
 class KeptState(Part):
-    name = "kept_state"
-
     def __init__(self, core: Core) -> None:
         self._decider = core.decider
 

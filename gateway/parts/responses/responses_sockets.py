@@ -56,8 +56,6 @@ def websocket_refused() -> ApiError:
 class ResponsesSockets(Part):
     """The sockets of a process."""
 
-    name = "responses_sockets"
-
     def __init__(self, core: Core) -> None:
         self._proxy = core.proxy
         self.socket_paths = {Operation.RESPONSES.value: self}

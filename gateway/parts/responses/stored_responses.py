@@ -79,8 +79,6 @@ class LargeReplies:
 class StoredPaths(Part):
     """The paths of a process."""
 
-    name = "stored_responses"
-
     def __init__(self, core: Core) -> None:
         self._proxy = core.proxy
         self._large = LargeReplies()

@@ -17,8 +17,6 @@ MOST = 64  # tags of a request that are looked at
 
 
 class Tags(Part):
-    name = "tags"
-
     def at_door(self, runtime: Runtime) -> Door:
         return Door(parsed=note) if runtime.config.telemetry.tags else NO_DOOR
 

@@ -95,7 +95,7 @@ def test_streams_beyond_the_setting_end_the_connection(peer: Peer) -> None:
 
 def test_a_table_of_the_peers_size_keeps_no_message_of_ours(peer: Peer) -> None:
     """SETTINGS_HEADER_TABLE_SIZE of 4 GB: messages of failed calls would fill it."""
-    from gateway.picker.grpc_server import trailers
+    from gateway.parts.picker.grpc_server import trailers
 
     peer.send(settings({1: (1 << 32) - 1}))
     for stream in range(1, 100, 2):

@@ -16,8 +16,8 @@ import pytest
 import zmq.asyncio
 
 from backends.kv_events import MAX_EVENTS, MAX_HASHES, MAX_MESSAGE, PIECE, PublisherRank
-from gateway.fleet import kv_event_connection, kv_event_listener
-from gateway.fleet.kv_event_listener import CLOCK_EVERY, KvEvents
+from gateway.parts.kv_events import kv_event_connection, kv_event_listener
+from gateway.parts.kv_events.kv_event_listener import CLOCK_EVERY, KvEvents
 from policies.fleet.fleet import Fleet
 from policies.prefix_cache.residency import Residency
 from policies.types import Endpoint, Pool

@@ -17,8 +17,8 @@ import zmq
 import zmq.asyncio
 
 from backends.kv_events import PublisherRank
-from gateway.fleet import kv_event_listener
-from gateway.fleet.kv_event_listener import CLOCK_EVERY, TIME_SLICE, KvEvents, Listener
+from gateway.parts.kv_events import kv_event_listener
+from gateway.parts.kv_events.kv_event_listener import CLOCK_EVERY, TIME_SLICE, KvEvents, Listener
 from policies.fleet.fleet import Fleet
 from policies.prefix_cache.endpoint_cache import EndpointCache
 from policies.prefix_cache.residency import Residency

@@ -12,9 +12,9 @@ import pytest
 from backends.ext_proc.messages import BodyMode
 from gateway.app import Gateway
 from gateway.observe.record import AnswerSight, Record, RequestOutcome
+from gateway.parts.picker.envoy_log import PICK, STREAM_LOGS
+from gateway.parts.picker.envoy_request import WATCHED
 from gateway.parts.picker.part import PickerPart
-from gateway.picker.envoy_log import PICK, STREAM_LOGS
-from gateway.picker.envoy_request import WATCHED
 from tests.gateway.picker.test_picker import FIRST, SECOND, Envoy, answered, destination, headers, picking
 from tests.support.ext_proc import HttpBody, ProcessingRequest, StreamAccessLogsMessage
 from tests.support.grpc_client import GrpcClient, framed, grpc_client

@@ -10,8 +10,8 @@ import pytest
 
 from backends.ext_proc.messages import BodyMode, MessageKind, answer
 from gateway.observe.record import RequestOutcome
-from gateway.picker.grpc_server import Call, GrpcConnection
-from gateway.picker.served_answer import ServedAnswer
+from gateway.parts.picker.grpc_server import Call, GrpcConnection
+from gateway.parts.picker.served_answer import ServedAnswer
 from tests.gateway.picker.test_picker import CHAT, SECOND, WHOLE, Envoy, headers, picking
 from tests.support.ext_proc import HttpBody
 from tests.support.simulated import eventually

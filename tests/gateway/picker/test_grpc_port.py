@@ -15,10 +15,10 @@ from hyperframe.frame import SettingsFrame, WindowUpdateFrame
 from backends.http2.frame_walk import FRAMES, LIMITS, MAX_FRAME, MAX_STREAM, PREFACE, Flood
 from backends.http2.server import Event, Http2Server
 from gateway.downstream.limits import Intake
-from gateway.picker import grpc_port, grpc_server
-from gateway.picker.connection_table import ConnectionTable
-from gateway.picker.grpc_port import GrpcServer
-from gateway.picker.grpc_server import CHECK, DEAD_AFTER, IDLE, MESSAGES, Call, Handler
+from gateway.parts.picker import grpc_port, grpc_server
+from gateway.parts.picker.connection_table import ConnectionTable
+from gateway.parts.picker.grpc_port import GrpcServer
+from gateway.parts.picker.grpc_server import CHECK, DEAD_AFTER, IDLE, MESSAGES, Call, Handler
 from tests.gateway.picker.test_grpc_server import echo
 from tests.support.grpc_client import GrpcClient, framed, grpc_client
 from tests.support.simulated import eventually

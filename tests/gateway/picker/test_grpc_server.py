@@ -14,8 +14,8 @@ from h2.settings import SettingCodes
 
 from backends.http2.frame_walk import LIMITS, Flood
 from gateway.downstream.limits import Intake
-from gateway.picker.grpc_port import GrpcServer
-from gateway.picker.grpc_server import WINDOW, Call, GrpcError, Handler
+from gateway.parts.picker.grpc_port import GrpcServer
+from gateway.parts.picker.grpc_server import WINDOW, Call, GrpcError, Handler
 from gateway.process import loop_factory
 from tests.support.grpc_client import framed, grpc_client
 from tests.support.simulated import eventually

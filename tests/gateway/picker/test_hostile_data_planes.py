@@ -16,8 +16,8 @@ from backends.ext_proc.messages import BodyMode, EnvoyMessage
 from gateway.app import Gateway
 from gateway.config.models import Config
 from gateway.observe.record import RequestOutcome
+from gateway.parts.picker.named_model import named_model
 from gateway.parts.picker.part import PickerPart
-from gateway.picker.named_model import named_model
 from gateway.tokenize.estimator import WORKERS
 from tests.gateway.picker.test_picker import (
     CHAT,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from prometheus_client import CollectorRegistry
 
-from gateway.picker.llm_d_metrics import LlmDMetrics
+from gateway.parts.picker.llm_d_metrics import LlmDMetrics
 from policies.types import Health, Load
 from tests.support.builders import get
 from tests.support.gateways import pool, running

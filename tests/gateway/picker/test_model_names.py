@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from backends.ext_proc.messages import BodyMode
+from gateway.parts.picker.named_model import rewritten
 from gateway.parts.picker.part import PickerPart
-from gateway.picker.named_model import rewritten
 from tests.gateway.picker.test_picker import CHAT, POST, Envoy, addresses, destination, headers
 from tests.support.ext_proc import HttpBody
 from tests.support.gateways import running

@@ -16,8 +16,8 @@ from backends.ext_proc.protobuf import sized
 from gateway.app import Gateway
 from gateway.observe.record import RequestOutcome
 from gateway.parts.picker.part import PickerPart
-from gateway.picker.picker import DESTINATION, WITHIN
-from gateway.picker.picker_service import HEALTH
+from gateway.parts.picker.picker import DESTINATION, WITHIN
+from gateway.parts.picker.picker_service import HEALTH
 from lab.servers.simulated_server import SimulatedServer
 from policies.types import AttemptOutcome, Health
 from tests.support.ext_proc import (
@@ -439,7 +439,7 @@ async def test_failures_of_callers_without_a_name_close_no_engine_for_others() -
 
 async def test_a_pick_whose_time_is_over_asks_for_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a stall of the event loop both timers are due in the same turn."""
-    monkeypatch.setattr("gateway.picker.picker.ASK_AFTER", WITHIN)
+    monkeypatch.setattr("gateway.parts.picker.picker.ASK_AFTER", WITHIN)
     failed = list[Any]()
     asyncio.get_running_loop().set_exception_handler(lambda _, context: failed.append(context))
     async with picking(1, {"concurrent_requests": 1}, hold="2s") as (_, client, servers):

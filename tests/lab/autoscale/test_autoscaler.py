@@ -62,7 +62,7 @@ def rows(sessions: float, now: float) -> list[DemandRow]:
 async def test_the_process_answers_questions_one_after_the_other_at_the_lowest_priority() -> None:
     replays, now = ReplayProcess(), time()
     try:
-        busy, idle = rows(2.0, now), rows(0.1, now)
+        busy, idle = rows(1.2, now), rows(0.1, now)
         much = await replays.ask(job(now=now, rows=busy, since=now - 61))
         process = replays._process
         assert process is not None

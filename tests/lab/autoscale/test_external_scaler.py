@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from gateway.parts.picker.grpc_server import UNAVAILABLE, Call, GrpcError
 from gateway.parts.picker.part import PickerPart
-from gateway.picker.grpc_server import UNAVAILABLE, Call, GrpcError
-from gateway.picker.picker_service import HEALTH
+from gateway.parts.picker.picker_service import HEALTH
 from lab.autoscale.external_scaler import SERVICE, ExternalScaler
 from tests.gateway.picker.test_grpc_port import listening
 from tests.support.external_scaler import (

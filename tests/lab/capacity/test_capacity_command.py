@@ -9,6 +9,7 @@ import pytest
 
 from gateway.cli.main import main
 from gateway.observe.record_columns import RECORD
+from lab.capacity.capacity_command import CapacityTask
 from lab.commands import add_commands
 from policies.prefix_doctor.lineage import Lineage, Link
 from tests.support.builders import record
@@ -26,8 +27,17 @@ def config(tmp_path: Path) -> str:
 
 
 def test_the_smallest_fleet_its_reason_and_the_load_of_the_present_one_are_printed(
-    config: str, capsys: pytest.CaptureFixture[str]
+    config: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """As JSON and as text; the bisection, twelve replays, is made once for both."""
+    search, known = CapacityTask.carried_load, dict[int, float | None]()
+
+    def once(task: CapacityTask, n: int) -> float | None:
+        if n not in known:
+            known[n] = search(task, n)
+        return known[n]
+
+    monkeypatch.setattr(CapacityTask, "carried_load", once)
     trace = ["synthetic:agents", "--config", config, "--seconds", "90", "--load", "1.5", "--engines", "1..4"]
     assert run(*trace, "--json") == 0
     told = json.loads(capsys.readouterr().out)

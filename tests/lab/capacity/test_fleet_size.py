@@ -14,11 +14,11 @@ from lab.traffic.traces import Agents, agents
 from policies.types import Pool
 from tests.support import replay_builders as build
 
-SHAPE = Agents(seconds=100.0, sessions=1.4, turns=8.0)
+SHAPE = Agents(seconds=60.0, sessions=2.4, turns=8.0)
 
 
-def question(current: int = 2, **more: object) -> FleetSizeQuestion:
-    arrivals = [replace(arrival, route="agent") for arrival in agents(SHAPE, 2)]
+def question(current: int = 2, shape: Agents = SHAPE, **more: object) -> FleetSizeQuestion:
+    arrivals = [replace(arrival, route="agent") for arrival in agents(shape, 2)]
     scenario = build.scenario(current, "8b-h100", build.route())
     return FleetSizeQuestion(scenario, with_sessions(arrivals), "main", current, **more)  # type: ignore[arg-type]
 
@@ -35,7 +35,7 @@ def test_more_engines_meet_more_and_the_smallest_that_is_enough_is_found_from_an
 
 
 def test_where_no_number_is_enough_the_smallest_that_the_largest_hardly_betters_is_named() -> None:
-    asked = question()
+    asked = question(shape=replace(SHAPE, seconds=15.0))
     strict = build.route(ttft={"budget": "1us", "target": 0.99})
     asked = replace(asked, scenario=replace(asked.scenario, routes={"agent": strict}))
     found = FleetSearch(lambda n: replayed(asked, n), 1, 4).around(2)

@@ -24,8 +24,8 @@ from typing import Any
 
 from backends.ext_proc.messages import BodyMode, decode
 from gateway.app import Gateway
+from gateway.parts.picker.grpc_server import GrpcConnection
 from gateway.parts.picker.part import PickerPart
-from gateway.picker.grpc_server import GrpcConnection
 from gateway.process import loop_factory
 from tests.gateway.picker.test_picker import Envoy, addresses, destination
 from tests.programs.envoy.hostile_peers import FAMILIES, MESSAGES, Case, mutated

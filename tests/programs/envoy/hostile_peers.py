@@ -12,8 +12,8 @@ from random import Random
 from typing import Any
 
 from backends.ext_proc.messages import BodyMode
-from gateway.picker.picker import DESTINATION
-from gateway.picker.picker_service import HEALTH, PROCESS
+from gateway.parts.picker.picker import DESTINATION
+from gateway.parts.picker.picker_service import HEALTH, PROCESS
 from tests.support.ext_proc import (
     HeaderMap,
     HeaderValue,

@@ -21,7 +21,7 @@ import pytest
 from benchmarks.processes import free_port
 from gateway.app import Gateway
 from gateway.parts.picker.part import PickerPart
-from gateway.picker.picker import DESTINATION
+from gateway.parts.picker.picker import DESTINATION
 from lab.servers.simulated_server import SimulatedServer
 from tests.programs.envoy.test_envoy import EVERY_VERSION, ROUTES, chat
 from tests.support.envoy import address, configuration, deployed, running_envoy

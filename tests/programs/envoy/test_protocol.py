@@ -11,7 +11,7 @@ import pytest
 
 from gateway.observe.record import RequestOutcome
 from gateway.parts.picker.part import PickerPart
-from gateway.picker.picker import DESTINATION
+from gateway.parts.picker.picker import DESTINATION
 from lab.servers.simulated_server import SimulatedServer
 from scripts.envoy_setup import VERSIONS
 from tests.programs.envoy.test_conformance import manager, picked, place, selecting, send, served

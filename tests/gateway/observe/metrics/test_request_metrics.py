@@ -503,7 +503,7 @@ async def ask_as(gateway: Gateway, name: str, key: str) -> None:
 
 
 async def test_no_caller_can_mint_a_series() -> None:
-    """Ten thousand names of models, ids, sessions and headers leave as many series as the first few."""
+    """Two thousand names of models, ids, sessions and headers leave as many series as the first few."""
 
     def hostile(i: int, *headers: str) -> bytes:
         body = {**CHAT, "model": f"model-{i}", "user": f"user-{i}", "stream": True}
@@ -520,9 +520,9 @@ async def test_no_caller_can_mint_a_series() -> None:
         pools = {"only": pool(upstream.url)}
         async with running(pools) as closed, running(pools, passthrough="only") as through:
             await eventually(
-                lambda: all(any(each.metrics.loop_lag.seconds.of[()].counts) for each in (closed, through))
+                lambda: all(any(each.core.metrics.loop_lag.seconds.of[()].counts) for each in (closed, through))
             )
-            refused = {await ask(closed, range(i, i + 500), b"404") for i in range(0, 10_000, 500)}
+            refused = {await ask(closed, range(i, i + 500), b"404") for i in range(0, 2_000, 500)}
             passed = {await ask(through, range(i, i + 100), b"200") for i in range(0, 500, 100)}
     assert (len(refused), len(passed)) == (1, 1)
 

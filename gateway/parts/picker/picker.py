@@ -34,7 +34,7 @@ from gateway.config.models import PickSection
 from gateway.decider import Decider
 from gateway.observe.record import Stage
 from gateway.observe.timeline import RequestTimeline
-from gateway.picker.named_model import named_model
+from gateway.parts.picker.named_model import named_model
 from gateway.proxy import OPERATIONS
 from gateway.refusals import reject_unplaced
 from gateway.runtime import Runtime, RuntimeHolder

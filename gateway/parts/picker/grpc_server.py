@@ -43,7 +43,7 @@ from backends.http2.server import (
     StreamReset,
 )
 from gateway.downstream.limits import Intake
-from gateway.picker.connection_table import ConnectionTable
+from gateway.parts.picker.connection_table import ConnectionTable
 
 log = logging.getLogger("firsttoken")
 

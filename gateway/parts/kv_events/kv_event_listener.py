@@ -30,7 +30,7 @@ import zmq.asyncio
 
 from backends import kv_events as kvevents
 from backends.kv_events import GPU, Cleared, KvEventBatch, MalformedKvEvents, PublisherRank, Removed, Stored
-from gateway.fleet.kv_event_connection import BOUNDS, SOCKET_OPTIONS, ConnectionWatch
+from gateway.parts.kv_events.kv_event_connection import BOUNDS, SOCKET_OPTIONS, ConnectionWatch
 from policies.fleet.fleet import Fleet
 
 log = logging.getLogger("firsttoken")

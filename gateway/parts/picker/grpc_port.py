@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from gateway.downstream.limits import Intake
-from gateway.picker.connection_table import ConnectionTable
-from gateway.picker.grpc_server import CHECK, UNAVAILABLE, Call, GrpcConnection, GrpcError, Handler
+from gateway.parts.picker.connection_table import ConnectionTable
+from gateway.parts.picker.grpc_server import CHECK, UNAVAILABLE, Call, GrpcConnection, GrpcError, Handler
 
 MAX_CONNECTIONS = 1_000
 MAX_ALL_CALLS = 20_000  # of all connections at a time, some 10 KB each

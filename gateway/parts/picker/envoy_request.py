@@ -44,10 +44,10 @@ from gateway.api.api_error import ApiError
 from gateway.downstream.limits import Intake
 from gateway.observe.record import AnswerSight, RequestOutcome
 from gateway.observe.timeline import RequestTimeline
-from gateway.picker.envoy_log import LB, PICK, EnvoyLog, ExpectedEntry
-from gateway.picker.named_model import rewritten
-from gateway.picker.picker import CONTROL, DESTINATION, Asked, Pick, Picker
-from gateway.picker.served_answer import ServedAnswer
+from gateway.parts.picker.envoy_log import LB, PICK, EnvoyLog, ExpectedEntry
+from gateway.parts.picker.named_model import rewritten
+from gateway.parts.picker.picker import CONTROL, DESTINATION, Asked, Pick, Picker
+from gateway.parts.picker.served_answer import ServedAnswer
 
 SUBSET = "envoy.lb.subset_hint"
 REMOVED = (*(name for name in CONTROL if name != DESTINATION), *ENGINE_HEADERS)  # of the caller's headers

@@ -15,7 +15,7 @@ from itertools import count
 from time import monotonic
 
 from backends.ext_proc.messages import LogEntry, decode_log
-from gateway.picker.grpc_server import INVALID_ARGUMENT, Call, GrpcError
+from gateway.parts.picker.grpc_server import INVALID_ARGUMENT, Call, GrpcError
 
 STREAM_LOGS = "/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs"
 LB = "envoy.lb"  # the namespace of metadata that data planes take from a picker

@@ -13,11 +13,11 @@ from gateway.api.request_headers import request_id_of
 from gateway.config.models import PickSection
 from gateway.downstream.limits import Intake
 from gateway.observe.recorder import Recorder
-from gateway.picker.envoy_log import STREAM_LOGS, EnvoyLogs
-from gateway.picker.envoy_request import EnvoyRequest
-from gateway.picker.grpc_port import GrpcServer
-from gateway.picker.grpc_server import INVALID_ARGUMENT, UNIMPLEMENTED, Call, GrpcError, MessageTooLongError
-from gateway.picker.picker import Picker
+from gateway.parts.picker.envoy_log import STREAM_LOGS, EnvoyLogs
+from gateway.parts.picker.envoy_request import EnvoyRequest
+from gateway.parts.picker.grpc_port import GrpcServer
+from gateway.parts.picker.grpc_server import INVALID_ARGUMENT, UNIMPLEMENTED, Call, GrpcError, MessageTooLongError
+from gateway.parts.picker.picker import Picker
 from gateway.process import BACKLOG, PICK_KEY, bind, naming, url_of
 
 PROCESS = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
