@@ -23,13 +23,27 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
+from backends.interface import EngineTimes
 from gateway.observe.logs import AccessLog
 from gateway.observe.metrics.loop_lag import LoopLag
 from gateway.observe.metrics.request_metrics import RequestMetrics
-from gateway.observe.record import ADMIT, DECIDE, ESTIMATE, PARSE, READ, AttemptRecord, Record, RequestOutcome
+from gateway.observe.record import (
+    ADMIT,
+    DECIDE,
+    ESTIMATE,
+    PARSE,
+    READ,
+    AskedFacts,
+    AttemptRecord,
+    Budgets,
+    Record,
+    RequestOutcome,
+)
 from gateway.observe.recorder import Recorder
+from gateway.observe.timeline import RequestTimeline
+from policies.fleet.fleet import AttemptReport
 from policies.routes.route import Route
-from policies.types import AttemptKind, AttemptOutcome, Candidate, Decision, Endpoint, Forecast, Placement
+from policies.types import AttemptKind, AttemptOutcome, Candidate, Decision, Endpoint, Forecast, Placement, PrefixBlocks
 
 BUDGET = 40.0  # us
 RECORDS = 4_096
@@ -39,6 +53,11 @@ LET_GO = 512  # requests after which the log is waited for
 COLD = 2 << 20  # bytes: more than a core's own caches hold
 LINE = 64  # bytes of a cache line
 ROUTES = ("chat", "agent", "task")
+BY_NAME = {
+    name: Route.model_validate({"name": name, "tiers": ["small", "large"], "ttft": {"budget": "800ms"}})
+    for name in ROUTES
+}
+BLOCKS = PrefixBlocks((0x123456789ABCDEF0, 0x0FEDCBA987654321), 512)
 ENDPOINTS = tuple(Endpoint(f"{pool}/10.0.0.{i}:8000", pool, "eu-west") for pool in ("small", "large") for i in range(4))
 
 Sink = Callable[[Record], None]
@@ -87,8 +106,8 @@ def live(recorder: Recorder, lived: Lived) -> None:
         record.request_id, record.operation = f"req_0123456789abcdef{lived.number:08x}", "chat"
         life.end_stage(READ)
         life.end_stage(PARSE)
-        record.route, record.workload, record.tenant, record.stream = lived.route, "chat", "web-app", True
-        record.ttft_budget, record.tpot_budget, record.total_budget = 0.8, 0.05, 30.0
+        record.route.name, record.tenant, record.asked = BY_NAME[lived.route], "web-app", AskedFacts(stream=True)
+        record.budgets = Budgets(ttft=0.8, tpot=0.05, total=30.0)
         record.trace_id = "0af7651916cd43dd8448eb211c80319c"
         life.end_stage(ESTIMATE)
         life.end_stage(ADMIT)
@@ -101,28 +120,25 @@ def live(recorder: Recorder, lived: Lived) -> None:
         at = {"opened": arrival + 0.002, "connected": arrival + 0.002, "sent": arrival + 0.0021, "first_in": first_in}
         life.won(lived.candidate, "qwen3-8b", **at)
         life.first_token_out(first_in + 0.00002, 200)
-        settle(record, lived)
+        settle(life, lived)
         life.finished(RequestOutcome.COMPLETED, first_in + 0.02 * lived.tokens)
 
 
-def settle(record: Record, lived: Lived) -> None:
+def settle(life: RequestTimeline, lived: Lived) -> None:
     endpoint, prompt = lived.candidate.endpoint, lived.candidate.prompt_tokens
-    record.attempts.append(
-        AttemptRecord(
-            1 + (lived.lost is not None),
-            AttemptKind.PRIMARY,
-            endpoint.id,
-            endpoint.pool,
-            0.002,
-            lived.ttft + 1.0,
-            AttemptOutcome.COMPLETED,
-        )
+    number, cost = 1 + (lived.lost is not None), 0.0004
+    ended = AttemptRecord(
+        *(number, AttemptKind.PRIMARY, endpoint.id, endpoint.pool, 0.002, lived.ttft + 1.0, AttemptOutcome.COMPLETED),
+        cost_usd=cost,
     )
-    record.prompt_tokens_reported, record.cached_tokens_reported = prompt + 4, prompt // 2
-    record.engine_queue, record.engine_prefill = lived.ttft * 0.2, lived.ttft * 0.7
-    record.engine_ttft = lived.ttft * 0.9
-    record.output_tokens, record.tpot, record.cost_usd = lived.tokens, 0.02, 0.0004
-    record.prefix = (0x123456789ABCDEF0, 0x0FEDCBA987654321)
+    life.answered(
+        ended,
+        AttemptReport(prompt_tokens=prompt + 4, cached_tokens=prompt // 2, engine_ttft=lived.ttft * 0.9),
+        EngineTimes(queue=lived.ttft * 0.2, prefill=lived.ttft * 0.7),
+        output_tokens=lived.tokens,
+        tpot=0.02,
+        blocks=BLOCKS,
+    )
 
 
 def finished(count: int) -> Sequence[Record]:
@@ -137,18 +153,13 @@ def finished(count: int) -> Sequence[Record]:
 # -- the rows ------------------------------------------------------------------------------
 
 
-def routes() -> Iterator[Route]:
-    for name in ROUTES:
-        yield Route.model_validate({"name": name, "tiers": ["small", "large"], "ttft": {"budget": "800ms"}})
-
-
 def record_row(count: int) -> Row:
     recorder, requests = Recorder(lag=LoopLag()), lives(count)
     return lambda number: live(recorder, requests[number])
 
 
 def metrics_row(count: int) -> Row:
-    metrics, records = RequestMetrics(CollectorRegistry(), routes()), finished(count)
+    metrics, records = RequestMetrics(CollectorRegistry(), BY_NAME.values()), finished(count)
     return lambda number: metrics(records[number])
 
 
@@ -159,7 +170,7 @@ def log_row(count: int, log: AccessLog) -> Row:
 
 def all_of_them(count: int, log: AccessLog) -> Row:
     """As it is in a gateway: each Record is counted and written when it ends."""
-    metrics = RequestMetrics(CollectorRegistry(), routes())
+    metrics = RequestMetrics(CollectorRegistry(), BY_NAME.values())
     recorder, requests = Recorder([], [metrics, log], LoopLag()), lives(count)
     return lambda number: live(recorder, requests[number])
 

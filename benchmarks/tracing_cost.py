@@ -18,11 +18,22 @@ from aiohttp import web
 from benchmarks.processes import child, free_port
 from gateway.observe.otel.spans import ServedEndpoint
 from gateway.observe.otel.telemetry import Telemetry
-from gateway.observe.record import STAGES, AttemptRecord, Record, RequestOutcome
+from gateway.observe.record import (
+    STAGES,
+    AnswerFacts,
+    AskedFacts,
+    AttemptRecord,
+    Budgets,
+    Placed,
+    Record,
+    RequestOutcome,
+)
 from gateway.observe.trace_context import Tracer
 from gateway.process import loop_factory, tune_gc
-from policies.types import AttemptKind, AttemptOutcome
+from policies.routes.route import Route
+from policies.types import AttemptKind, AttemptOutcome, Endpoint
 
+CHAT = Route.model_validate({"name": "chat", "tiers": ["small"]})
 PACE = 1000  # requests per second
 BURST = 4  # requests between two turns of the loop
 ROUNDS = 3
@@ -37,35 +48,25 @@ def usual(i: int) -> Record:
         request_id=f"req_{i:024x}",
         arrival=1.0,
         wall=time(),
-        route="chat",
-        workload="chat",
+        route=CHAT,
         tenant="web",
         operation="chat",
-        stream=True,
+        asked=AskedFacts(stream=True, max_tokens=1024),
+        budgets=Budgets(ttft=0.8, tpot=0.05, total=30.0),
         end=RequestOutcome.COMPLETED,
         status=200,
         spent=spent,
         ttft=0.2 + i * 1e-6,
-        ttft_budget=0.8,
-        tpot_budget=0.05,
-        total_budget=30.0,
         total=1.4,
-        tpot=0.012 + i * 1e-8,
-        max_tokens=1024,
-        prompt_tokens_estimated=100 + i % 900,
-        prompt_tokens_reported=110 + i % 900,
-        cached_tokens_predicted=64,
-        cached_tokens_reported=64,
-        output_tokens=100 + i % 50,
-        ttft_predicted_p50=0.19,
-        ttft_predicted_p90=0.3,
-        chance=0.97,
-        tier=0,
-        pool="small",
-        model="qwen3-8b",
-        endpoint=ENDPOINT,
-        scorer="predicted",
-        cost_usd=1e-5 * i,
+        endpoint=Endpoint(ENDPOINT, "small"),
+        placed=Placed(0, 0.97, "predicted", False, None, 100 + i % 900, 64, (), 0.19, 0.3),
+        answer=AnswerFacts(
+            model="qwen3-8b",
+            tpot=0.012 + i * 1e-8,
+            prompt_tokens=110 + i % 900,
+            cached_tokens=64,
+            output_tokens=100 + i % 50,
+        ),
         attempts=[AttemptRecord(1, AttemptKind.PRIMARY, ENDPOINT, "small", 0.0005, 1.4, AttemptOutcome.COMPLETED)],
     )
 

@@ -125,18 +125,18 @@ class Decider:
     def learn(self, record: Record) -> None:
         """Record sink: learns the length of an answer of the route, by class where decisions need it, and of the
         reasoning before it."""
-        if record.end is RequestOutcome.COMPLETED and record.output_tokens:
+        if record.end is RequestOutcome.COMPLETED and record.answer.output_tokens:
             classes: Sequence[Hashable] = ()
-            if record.weighs_completion:
-                classes = class_of(record.reasoning_effort), record.tenant, next(iter(record.prefix), 0)
-            tokens = -(-record.output_tokens // record.choices)
-            p90 = record.total_predicted_p90
+            if record.route.weighs_completion:
+                classes = class_of(record.asked.reasoning_effort), record.tenant, next(iter(record.prefix), 0)
+            tokens = -(-record.answer.output_tokens // record.asked.choices)
+            p90 = record.placed.total_p90
             under_p90 = None if p90 is None else record.total <= p90
-            self.answer_lengths.observe_output(record.route, tokens, *classes, under_p90=under_p90)
-        if record.ttft_of == "answer" and record.stream and record.ttft is not None:
+            self.answer_lengths.observe_output(record.route.name, tokens, *classes, under_p90=under_p90)
+        if record.route.promises_answer and record.asked.stream and record.ttft is not None:
             answered = record.total if record.promised is None else record.promised  # at least
-            seconds, effort = answered - record.ttft, class_of(record.reasoning_effort)
-            self.answer_lengths.observe_reasoning(record.route, record.pool, effort, seconds, monotonic())
+            seconds, effort = answered - record.ttft, class_of(record.asked.reasoning_effort)
+            self.answer_lengths.observe_reasoning(record.route.name, record.endpoint.pool, effort, seconds, monotonic())
 
     def any_usable(self, now: float) -> bool:
         """A caller would be answered: an endpoint is up for all callers, or down by the word of a page alone, or asleep

@@ -213,9 +213,9 @@ class Proxy:
             enter(http, tenant, timeline)
         if http.fault is not None:
             raise http.fault
-        timeline.end_stage(Stage.READ)
+        timeline.stamps.append((Stage.READ, monotonic()))
         await reader.parse(ask)
-        timeline.end_stage(Stage.PARSE)
+        timeline.stamps.append((Stage.PARSE, monotonic()))
         for parsed in door.parsed:
             parsed(ask)
         reader.find_route(ask)
@@ -229,7 +229,7 @@ class Proxy:
         for answer in ask.plan.answer:
             if await answer(ask):
                 return None
-        timeline.end_stage(Stage.ADMIT)
+        timeline.stamps.append((Stage.ADMIT, monotonic()))
         decision = await self.decided(ask)
         if decision.outcome is not Placement.PLACE:
             for unplaced in ask.plan.unplaced:
@@ -247,7 +247,7 @@ class Proxy:
             await self.reroute(ask)
             decision = await self.place(ask, entered_at)
         ask.timeline.decided(decision)
-        ask.timeline.end_stage(Stage.DECIDE)
+        ask.timeline.stamps.append((Stage.DECIDE, monotonic()))
         return decision
 
     def routed(self, ask: Ask, decision: Decision) -> RoutedRequest:
@@ -293,7 +293,8 @@ class Proxy:
         try:
             decision = await self.queue.decide(queued, entered_at)
         finally:
-            ask.timeline.held(monotonic() if decision is None else decision.at, queued.held_s)
+            if decision is None or queued.held_s:
+                ask.timeline.held(monotonic() if decision is None else decision.at, queued.held_s)
         return decision
 
     async def reroute(self, ask: Ask) -> None:

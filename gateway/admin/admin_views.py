@@ -11,6 +11,7 @@ import msgspec
 
 from gateway.admission.route_table import RoutedName
 from gateway.bottleneck import engine_bottleneck, pool_bottleneck
+from gateway.observe.part_notes import DIAGNOSIS
 from gateway.observe.record import Record
 from gateway.observe.record_columns import RECORD
 from policies.fleet.beliefs import ALL, LIMITS, Belief
@@ -278,6 +279,6 @@ def _merged_view(by_worker: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
 def request_view(record: Record) -> dict[str, Any]:
     """A Record in the answer of GET /requests: as in the access log, and `why` of a slow request."""
     view = RECORD.view(record)
-    if record.diagnosis is not None:
-        view["why"] = record.diagnosis.as_json()
+    if (found := DIAGNOSIS.of(record)) is not None:
+        view["why"] = found.as_json()
     return view

@@ -33,8 +33,8 @@ from gateway.config.models import Config, Key
 from gateway.decider import Decider
 from gateway.observe.metrics.scrape_collectors import Registry, counts_in_place, route_stats
 from gateway.observe.metrics.series import Histogram
+from gateway.observe.part_notes import ON_SCREEN
 from gateway.observe.recorder import Recorder
-from gateway.observe.timeline import note_on_screen
 from gateway.observe.windows.history_keeper import HistoryKeeper
 from gateway.runtime import RuntimeHolder
 from gateway.scheduler import RequestQueue
@@ -163,10 +163,10 @@ class GatewayAdmin:
             raise ApiError(404, "No recent request has this id.", param="request_id", code="unknown_request")
         if record.ttft is None:
             raise ApiError(409, "This request has no first token.", param="request_id", code="no_first_token")
-        if record.on_screen is not None:
+        if ON_SCREEN.of(record) is not None:
             raise ApiError(409, "The first token of this request was reported before.", code="reported_before")
-        note_on_screen(record, seconds)
-        self.on_screen.of[(record.route,)].observe(seconds)
+        ON_SCREEN.put(record, seconds)
+        self.on_screen.of[(record.route.name,)].observe(seconds)
         return web.Response(status=204)
 
 

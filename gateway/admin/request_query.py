@@ -19,6 +19,7 @@ from urllib.parse import urlencode
 
 from gateway.api.api_error import bad_request
 from gateway.config.config_errors import did_you_mean
+from gateway.observe.part_notes import DIAGNOSIS, cause_of
 from gateway.observe.record import Record, RequestOutcome
 from gateway.observe.recorder import RECENT
 from gateway.observe.slow_counts import KEPT
@@ -58,7 +59,7 @@ class RequestQuery:
         found = list(deque((record for record in recent if self._matches(record)), self.last))
         if self.slowest is None:
             return found
-        return sorted((r for r in found if r.stream), key=_waited, reverse=True)[: self.slowest]
+        return sorted((r for r in found if r.asked.stream), key=_waited, reverse=True)[: self.slowest]
 
     def merge(self, by_worker: Mapping[int, Iterable[Mapping[str, Any]]]) -> list[dict[str, Any]]:
         """Merge the answers of several workers, in the order in which requests ended."""
@@ -77,14 +78,14 @@ class RequestQuery:
 
     def _matches(self, record: Record) -> bool:
         return (
-            (not self.route or record.route == self.route)
-            and (not self.pool or record.pool == self.pool)
+            (not self.route or record.route.name == self.route)
+            and (not self.pool or record.endpoint.pool == self.pool)
             and (not self.outcome or record.end == self.outcome)
             and (not self.id or record.request_id == self.id)
             and (not self.slow or record.ttft_met is False)
             and (not self.key or record.tenant == self.key)
-            and (not self.endpoint or record.endpoint == self.endpoint)
-            and (not self.cause or record.cause == self.cause)
+            and (not self.endpoint or record.endpoint.id == self.endpoint)
+            and (not self.cause or cause_of(record) == self.cause)
             and (self.within is None or record.arrival + record.total >= monotonic() - self.within)
         )
 
@@ -163,9 +164,8 @@ def _one_of(query: Mapping[str, str], name: str, known: Collection[str]) -> str:
 
 def _over(record: Record) -> tuple[bool, float]:
     """Failures before late answers: the time over of a refusal is its own millisecond."""
-    return (
-        (False, 0.0) if record.diagnosis is None else (record.diagnosis.verdict.failed, record.diagnosis.verdict.over)
-    )
+    found = DIAGNOSIS.of(record)
+    return (False, 0.0) if found is None else (found.verdict.failed, found.verdict.over)
 
 
 def _over_ms(record: Mapping[str, Any]) -> tuple[bool, float]:

@@ -8,6 +8,7 @@ from time import monotonic
 from gateway.api.api_error import REASONS
 from gateway.downstream.http_request import HttpRequest, date_line
 from gateway.observe.metrics.loop_lag import STALL as LOOP_STALL
+from gateway.observe.part_notes import LEFT_OUT
 from gateway.observe.record import RELAY, STAGE_NAMES, Record
 from gateway.observe.timeline import RequestTimeline
 
@@ -58,17 +59,17 @@ def gateway_headers(timeline: RequestTimeline, now: float, won: int = 0) -> list
     record = timeline.record
     lines = [
         f"x-request-id: {record.request_id}",
-        f"x-firsttoken-route: {record.route}",
-        f"x-firsttoken-pool: {timeline.kept_of[0] or record.pool}",
-        f"x-firsttoken-model: {timeline.kept_of[1] or record.model}",
+        f"x-firsttoken-route: {record.route.name}",
+        f"x-firsttoken-pool: {timeline.kept_of[0] or record.endpoint.pool}",
+        f"x-firsttoken-model: {timeline.kept_of[1] or record.answer.model}",
         f"x-firsttoken-attempts: {len(record.attempts) + won}",
         f"x-firsttoken-ttft-ms: {(now - record.arrival) * 1e3:.2f}",
     ]
-    if record.ttft_budget is not None:
-        lines.append(f"x-firsttoken-ttft-budget-ms: {record.ttft_budget * 1e3:.0f}")
-    if record.ttft_predicted_p50 is not None:
-        lines.append(f"x-firsttoken-ttft-predicted-ms: {record.ttft_predicted_p50 * 1e3:.1f}")
-    if record.max_tokens_lowered is not None or record.left_out or record.repaired:
+    if record.budgets.ttft is not None:
+        lines.append(f"x-firsttoken-ttft-budget-ms: {record.budgets.ttft * 1e3:.0f}")
+    if record.placed.ttft_p50 is not None:
+        lines.append(f"x-firsttoken-ttft-predicted-ms: {record.placed.ttft_p50 * 1e3:.1f}")
+    if record.placed.max_tokens is not None or record.notes or record.asked.repaired:
         lines += changes_told(record)
     if record.operation in ANTHROPIC:
         lines.append(f"request-id: {record.request_id}")
@@ -79,12 +80,12 @@ def gateway_headers(timeline: RequestTimeline, now: float, won: int = 0) -> list
 def changes_told(record: Record) -> list[str]:
     """Header lines about what an endpoint was asked for in place of the caller's own words."""
     lines = []
-    if record.max_tokens_lowered is not None:
-        lines.append(f"x-firsttoken-max-tokens: {record.max_tokens_lowered}")
-    if record.left_out:
-        lines.append(f"x-firsttoken-left-out: {', '.join(record.left_out)}")
-    if record.repaired:
-        lines.append(f"x-firsttoken-repaired: {', '.join(record.repaired)}")
+    if record.placed.max_tokens is not None:
+        lines.append(f"x-firsttoken-max-tokens: {record.placed.max_tokens}")
+    if left_out := LEFT_OUT.of(record):
+        lines.append(f"x-firsttoken-left-out: {', '.join(left_out)}")
+    if record.asked.repaired:
+        lines.append(f"x-firsttoken-repaired: {', '.join(record.asked.repaired)}")
     return lines
 
 
@@ -98,9 +99,9 @@ def server_timing(timeline: RequestTimeline, now: float) -> str:
 
     `loop_lag` is part of other stages, and is given where the event loop has stalled.
     """
-    spent = timeline.record.spent
+    mark, spent = timeline.add_up(), timeline.record.spent
     timing = [form % (s * 1e3) for form, s in zip(STAGE_TIMINGS, spent, strict=True) if s is not None]
-    timing.append(STAGE_TIMINGS[RELAY] % (max(now - timeline.mark, 0.0) * 1e3))
+    timing.append(STAGE_TIMINGS[RELAY] % (max(now - mark, 0.0) * 1e3))
     lag = timeline.stalled(now)
     if lag >= LOOP_STALL:
         timing.append(f"loop_lag;dur={lag * 1e3:.2f}")

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 MS = "ms"
 
 Ended = TypeVar("Ended")
+Value = TypeVar("Value")
 Shape = Sequence[tuple[str, Sequence[str], bool]]  # name, names of its members, and whether it is a list of these
 
 
@@ -73,3 +74,35 @@ def _members(names: Sequence[str], value: Any, many: bool) -> Any:
 def ms(seconds: float | None) -> float | None:
     """Milliseconds, rounded to the microsecond: of a time within a value of several."""
     return None if seconds is None else int(seconds * 1e6 + 0.5) / 1e3
+
+
+class Noted(Protocol):
+    """Keeps notes of parts: each note, and after it its value."""
+
+    notes: tuple[Any, ...]
+
+
+class Note(Generic[Value]):
+    """Value that a part keeps of a request. Only that part writes it. Most requests have few, and a tuple is small."""
+
+    def __init__(self, unknown: Value) -> None:
+        self.unknown = unknown
+
+    def of(self, ended: Noted) -> Value:
+        notes = ended.notes
+        return notes[notes.index(self) + 1] if self in notes else self.unknown
+
+    def put(self, ended: Noted, value: Value) -> None:
+        if self in ended.notes:
+            self.take(ended)
+        ended.notes += (self, value)
+
+    def take(self, ended: Noted) -> Value:
+        """Return what is known, for the last time."""
+        notes = ended.notes
+        if self not in notes:
+            return self.unknown
+        place = notes.index(self)
+        ended.notes = notes[:place] + notes[place + 2 :]
+        found: Value = notes[place + 1]
+        return found

@@ -179,15 +179,15 @@ def unhandled(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
 def terminal_line(record: Record) -> bytes:
     """`2026-11-23T18:40:12.345+01:00 200 chat small/a first token 182 ms of 800 ms, 87 tokens in 1.20 s, req_1`."""
     at = datetime.fromtimestamp(record.wall).astimezone().isoformat(timespec="milliseconds")
-    head = f"{at} {record.status} {record.route} {record.endpoint if record.endpoint != '-' else record.pool}"
+    head = f"{at} {record.status} {record.route.name} {record.endpoint.id}"
     parts = [*_first_token(record), _rest(record), *_troubles(record), record.request_id]
     return f"{head} {', '.join(parts)}".encode("unicode_escape") + b"\n"
 
 
 def _first_token(record: Record) -> list[str]:
-    if record.promised is None or not record.stream:
+    if record.promised is None or not record.asked.stream:
         return []
-    budget = f" of {_time(record.ttft_budget)}" if record.ttft_budget is not None else ""
+    budget = f" of {_time(record.budgets.ttft)}" if record.budgets.ttft is not None else ""
     stages = [(spent, stage.name.lower()) for stage, spent in record.stages.items() if stage is not STREAM]
     spent, longest = max(stages, default=(0.0, ""))
     late = f", late by {longest} {_time(spent)}" if record.ttft_met is False else ""
@@ -195,7 +195,7 @@ def _first_token(record: Record) -> list[str]:
 
 
 def _rest(record: Record) -> str:
-    tokens = "" if record.output_tokens is None else f"{record.output_tokens} tokens in "
+    tokens = "" if record.answer.output_tokens is None else f"{record.answer.output_tokens} tokens in "
     return f"{tokens}{_time(record.total)}"
 
 

@@ -13,10 +13,11 @@ from time import monotonic, time
 from typing import Any
 
 from gateway.api.inference_request import InferenceRequest
+from gateway.observe.part_notes import BREAK_COST, COMPOSITION, LINEAGE
 from gateway.observe.record import Record, RequestOutcome
 from policies.prefix_doctor.break_class import BreakMark
 from policies.prefix_doctor.lineage import NOTICEABLE, Lineages, PrefixBreak, SentNow
-from policies.prefix_doctor.prefix_ledger import NO_COST, BreakCost, LedgerEntry, PrefixLedger
+from policies.prefix_doctor.prefix_ledger import NO_COST, NO_LINEAGE, BreakCost, LedgerEntry, PrefixLedger
 from policies.prefix_doctor.prompt_outline import PromptOutline, ReadBreakMark
 from policies.types import Candidate, PoolEstimate, Price
 
@@ -57,40 +58,43 @@ class PrefixDoctor:
         return self._ledger.as_json(monotonic(), time())
 
     def _follow(self, record: Record, request: InferenceRequest, outline: PromptOutline) -> None:
-        total = record.prompt_tokens_reported or record.prompt_tokens_estimated or 0
-        record.composition = outline.composition.scaled_to(total)
+        total = record.answer.prompt_tokens or record.placed.prompt_tokens or 0
+        composition, lineage, cost = outline.composition.scaled_to(total), NO_LINEAGE, NO_COST
         if record.ttft is not None and total >= NOTICEABLE:  # the prompt was computed, and may break a prefix
             sent = SentNow(
                 request.caller or record.tenant,
-                record.route,
+                record.route.name,
                 request.session if request.is_conversation else "",
                 record.arrival,
                 record.arrival + record.total,
             )
-            record.lineage = self._lineages.follow(sent, outline, self._bounded(outline))
-            if (broken := record.lineage.broken) is not None:
-                record.break_cost = self._cost(record, broken)
+            lineage = self._lineages.follow(sent, outline, self._bounded(outline))
+            LINEAGE.put(record, lineage)
+            if (broken := lineage.broken) is not None:
+                cost = self._cost(record, broken)
+                BREAK_COST.put(record, cost)
+        COMPOSITION.put(record, composition)
         entry = LedgerEntry(
-            route=record.route,
+            route=record.route.name,
             caller=request.caller or record.tenant,
             wall=record.wall,
-            composition=record.composition,
-            lineage=record.lineage,
-            cost=record.break_cost,
-            repaired=record.repaired,
+            composition=composition,
+            lineage=lineage,
+            cost=cost,
+            repaired=record.asked.repaired,
         )
         self._ledger.note(entry, monotonic())
 
     def _cost(self, record: Record, broken: PrefixBreak) -> BreakCost:
         """Of computing the lost tokens again, at the learned speed of the endpoint: as far off as its first tokens are,
         on average. Less what was cached all the same, of an older prompt."""
-        candidate, cached = _candidate(record), record.cached_tokens_reported
+        candidate, cached = _candidate(record), record.answer.cached_tokens
         if candidate is None:
             return NO_COST
         forecast, hit = candidate.forecast, max(candidate.hit if cached is None else cached, broken.at)
         lost = max(broken.at + broken.lost - hit, 0)
-        seconds = self._prefill_seconds(record.endpoint, lost, hit) * forecast.p50 / (forecast.point_estimate or 1.0)
-        price = self._price_of(record.pool)
+        seconds = self._prefill_seconds(record.endpoint.id, lost, hit) * forecast.p50 / (forecast.point_estimate or 1.0)
+        price = self._price_of(record.endpoint.pool)
         usd = 0.0 if price is None else price.of(lost, 0) - price.of(lost, 0, cached=lost)
         return BreakCost(seconds, _missed_by(record, seconds), max(usd, 0.0))
 
@@ -112,10 +116,10 @@ class PrefixDoctor:
 
 def _missed_by(record: Record, seconds: float) -> bool:
     """The TTFT budget was missed, and would have been met without these."""
-    budget, came = record.ttft_budget, record.promised
+    budget, came = record.budgets.ttft, record.promised
     return record.ttft_met is False and budget is not None and came is not None and came - seconds <= budget
 
 
 def _candidate(record: Record) -> Candidate | None:
     ranked: Sequence[Candidate] = () if record.decision is None else record.decision.ranked
-    return next((each for each in ranked if each.endpoint.id == record.endpoint), None)
+    return next((each for each in ranked if each.endpoint.id == record.endpoint.id), None)

@@ -13,18 +13,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from backends.interface import ReplyFacts
 from gateway.observe.trace_context import Trace
-from policies.diagnosis.diagnosis_report import Diagnosis
-from policies.prefix_doctor.lineage import Lineage
-from policies.prefix_doctor.prefix_ledger import NO_COST, NO_LINEAGE, BreakCost
-from policies.prefix_doctor.prompt_outline import Composition
-from policies.types import AttemptKind, AttemptOutcome, Decision
-
-if TYPE_CHECKING:
-    from policies.quota.key_limits import Reservation
+from policies.routes.route import Route
+from policies.types import AttemptKind, AttemptOutcome, Decision, Endpoint
 
 
 class Stage(IntEnum):
@@ -66,15 +60,6 @@ class RequestOutcome(StrEnum):
     CUT = "cut"  # stopped with the gateway before the end
 
 
-class AnswerSight(StrEnum):
-    """Source of the end of an answer that another proxy carries. Values are the `sight` label of
-    firsttoken_picked_answers_total."""
-
-    BODY = "body"  # first token, end and usage
-    ACCESS_LOG = "access_log"  # the end, and the first token from the body
-    HEADERS = "headers"
-
-
 _UNANSWERED = (RequestOutcome.SHED, RequestOutcome.UNAVAILABLE, RequestOutcome.FAILED)
 _NOT_JUDGED = (RequestOutcome.REFUSED, RequestOutcome.CLIENT_GONE)  # by the budget of the whole answer
 FAULTS = frozenset({*_UNANSWERED, RequestOutcome.UPSTREAM_BROKE, RequestOutcome.INTERNAL})  # not the caller's
@@ -91,7 +76,8 @@ class TokenGaps(NamedTuple):
 
 NO_GAPS = TokenGaps()
 NO_FACTS = ReplyFacts()
-HIT, MISS = "hit", "miss"
+NOWHERE = Endpoint("-", "-")
+UNROUTED = Route.model_construct(name="-", workload="-")
 Verdicts = tuple[bool | None, bool | None, bool | None, bool | None]  # on TTFT, TPOT, gap and total
 
 
@@ -117,89 +103,101 @@ class AttemptRecord:
     charged: bool = True  # to the caller; else bought in vain, by a shortcoming of the gateway
 
 
+class AskedFacts(NamedTuple):
+    """Facts of the request as its caller sent it, which outlive it."""
+
+    stream: bool = False
+    max_tokens: int | None = None
+    choices: int = 1  # answers asked for
+    reasoning_effort: str = ""  # `gateway.api.parsed_body`; empty: it named none
+    sent_before: float | None = None  # s from the sending to the arrival, by the sender's clock (`x-request-start`)
+    session: int = 0  # as a hash that is never shown; 0: none is named
+    conversation: str = ""  # digest of the name that the caller gives it, for traces alone; empty: it names none
+    service_tier: Any = None  # for traces alone
+    repaired: Sequence[str] = ()  # rules that changed the prompt
+
+
+class Budgets(NamedTuple):
+    """Seconds. None: not promised, or not to be judged."""
+
+    ttft: float | None = None
+    tpot: float | None = None
+    gap: float | None = None
+    total: float | None = None
+
+
+class Placed(NamedTuple):
+    """Facts of the decision, which outlive it: of the candidate at `endpoint`. Forecasts are s from arrival."""
+
+    tier: int | None = None
+    chance: float | None = None
+    scorer: str = ""
+    external_refused: bool = False  # an API was left out because of `limits.external`
+    max_tokens: int | None = None  # as sent, where the caller's exceed the context window or the route's limit
+    prompt_tokens: int | None = None  # estimated
+    cached_tokens: int | None = None  # predicted
+    to_load: tuple[int, ...] = ()  # of these, from slower tiers of the engine's cache, by tier
+    ttft_p50: float | None = None
+    ttft_p90: float | None = None
+    total_p50: float | None = None  # where the route weighs it
+    total_p90: float | None = None
+
+
+class AnswerFacts(NamedTuple):
+    """Facts of the attempt that answered. Times are s from arrival, but for the engine's and those between tokens."""
+
+    model: str = "-"
+    head: float | None = None  # of the reply, which an engine may send early
+    first_byte: float | None = None  # of its body: most engines send a chunk with the role before a token
+    first_reasoning: float | None = None  # first token of reasoning before the answer
+    first_answer: float | None = None  # first token of the answer
+    tpot: float | None = None
+    gaps: TokenGaps = NO_GAPS
+    prompt_tokens: int | None = None  # these five as reported
+    cached_tokens: int | None = None
+    cache_write_tokens: int | None = None
+    reasoning_tokens: int | None = None
+    output_tokens: int | None = None  # or as counted
+    engine_queue: float | None = None  # by the engine's own word: these two are parts of `upstream`
+    engine_prefill: float | None = None
+    engine_ttft: float | None = None
+    facts: ReplyFacts = NO_FACTS  # for traces alone
+
+
+NOTHING_ASKED, NO_BUDGETS, NOT_PLACED, NO_ANSWER = AskedFacts(), Budgets(), Placed(), AnswerFacts()
+
+
 @dataclass(slots=True)
 class Record:
-    """Everything known of a request at the end. `-` marks a label that never became known."""
+    """Facts of a request at its end, by origin, each a value that is set as a whole.
+    `gateway.observe.record_columns` shows it. `-` marks a label that never became known."""
 
     request_id: str = ""
     arrival: float = 0.0
     wall: float = 0.0  # arrival as Unix time, s
-    sent_before: float | None = None  # s from the sending to the arrival, by the sender's clock (`x-request-start`)
     trace: Trace | None = None  # with tracing on
-    route: str = "-"
-    workload: str = "-"
+    trace_id: str = ""
     tenant: str = "-"
     operation: str = "-"
-    stream: bool = False
+    route: Route = UNROUTED
+    asked: AskedFacts = NOTHING_ASKED
+    budgets: Budgets = NO_BUDGETS
+    decision: Decision | None = None  # while the request lives
+    endpoint: Endpoint = NOWHERE  # of the last attempt, or chosen for the first
+    placed: Placed = NOT_PLACED
+    attempts: list[AttemptRecord] = field(default_factory=list)
+    answer: AnswerFacts = NO_ANSWER
+    spent: list[float | None] = field(default_factory=UNSPENT.copy)  # s by Stage; None: never closed
+    held: Mapping[str, float] | None = None  # s in the queue, by the rule that held the request
+    ttft: float | None = None
+    total: float = 0.0
+    loop_lag: float = 0.0  # longest stall of the event loop that may have delayed the first token
     end: RequestOutcome = RequestOutcome.INTERNAL
     status: int = 0
     error: str = ""
-    spent: list[float | None] = field(default_factory=UNSPENT.copy)  # s by Stage; None: never closed
-    ttft: float | None = None
-    head: float | None = None  # from arrival like ttft: head of the reply that answered, which an engine may send early
-    first_byte: float | None = None  # first byte of its body: most engines send a chunk with the role before a token
-    first_reasoning: float | None = None  # first token of reasoning before the answer, from arrival like ttft
-    first_answer: float | None = None  # first token of the answer
-    ttft_of: str = "any"  # token of the budget: any, or answer
-    ttft_budget: float | None = None
-    tpot_budget: float | None = None
-    gap_budget: float | None = None
-    total_budget: float | None = None
-    loop_lag: float = 0.0  # longest stall of the event loop that may have delayed the first token
-    total: float = 0.0
-    tpot: float | None = None
-    gaps: TokenGaps = NO_GAPS
-    conversation: str = ""  # digest of the name that the caller gives it, for traces alone; empty: it names none
-    service_tier: Any = None  # as the caller asked, for traces alone
-    facts: ReplyFacts = NO_FACTS  # of the reply that answered, for traces alone
-    reasoning_effort: str = ""  # as the caller asked (`gateway.api.parsed_body`); empty: it named none
-    max_tokens: int | None = None  # as the caller asked
-    max_tokens_lowered: int | None = None  # as sent, where the caller's exceed the context window or the route's limit
-    choices: int = 1  # answers asked for
-    prompt_tokens_estimated: int | None = None
-    prompt_tokens_reported: int | None = None
-    cached_tokens_predicted: int | None = None
-    cached_tokens_to_load: dict[str, int] | None = None  # of these, from slower tiers of the engine's cache, by tier
-    cached_tokens_reported: int | None = None
-    cache_write_tokens_reported: int | None = None
-    reasoning_tokens_reported: int | None = None
-    output_tokens: int | None = None
-    engine_queue: float | None = None  # by the engine's own word: these two are parts of `upstream`
-    engine_prefill: float | None = None
-    engine_ttft: float | None = None
-    ttft_predicted_p50: float | None = None  # from arrival, like ttft
-    ttft_predicted_p90: float | None = None
-    total_predicted_p50: float | None = None  # from arrival, like total; where the route weighs it
-    total_predicted_p90: float | None = None
-    chance: float | None = None
-    tier: int | None = None
-    pool: str = "-"
-    model: str = "-"
-    endpoint: str = "-"
-    region: str = ""
-    scorer: str = ""
-    cost_usd: float = 0.0  # of all attempts that the caller is charged for
-    attempts: list[AttemptRecord] = field(default_factory=list)
-    escalated: str = ""  # shortcoming of an answer for which another pool was asked (`policies.routes.route`)
-    held: dict[str, float] = field(default_factory=dict)  # s in the queue, by the rule that held the request
-    external_refused: bool = False  # an API was left out because of `limits.external`
-    rescue: str = ""  # of a stream that broke on a route with rescue: rescued, failed or refused
-    sight: AnswerSight | None = None  # of an answer that another proxy carries
-    cache: str = ""  # of a route with a cache of answers: HIT, of an answer to an earlier request, or MISS
-    tags: Sequence[str] = ()  # the listed tags that the caller named
-    left_out: Mapping[str, str] = field(default_factory=dict)  # members lost in translation; the metric's label of each
-    decision: Decision | None = None  # while the request lives
+    is_judged: bool = True  # False: the answer says nothing of engines
     prefix: Sequence[int] = ()  # landmarks of the prompt
-    session: int = 0  # of the caller, as a hash that is never shown; 0: none is named
-    weighs_completion: bool = False  # decisions of the route depend on the end of the answer
-    diagnosis: Diagnosis | None = None  # of a request that missed a budget, or failed
-    composition: Composition | None = None  # of the prompt, in tokens
-    lineage: Lineage = NO_LINEAGE  # earlier prompt of the same conversation, continued or broken by this prompt
-    break_cost: BreakCost = NO_COST  # of the break in `lineage`
-    repaired: Sequence[str] = ()  # rules that changed the prompt
-    trace_id: str = ""
-    on_screen: float | None = None  # s to the first token as measured by the caller (`gateway.admin.gateway_admin`)
-    quota: Reservation | None = None  # reservation against the key's limits, until settled
+    notes: tuple[Any, ...] = ()  # of parts (`gateway.observe.columns.Note`)
 
     @property
     def stages(self) -> Mapping[Stage, float]:
@@ -209,37 +207,35 @@ class Record:
     @property
     def promised(self) -> float | None:
         """Seconds from arrival to the token that the TTFT budget is of; None: it never came."""
-        return self.ttft if self.ttft_of == "any" or self.first_reasoning is None else self.first_answer
-
-    @property
-    def ttft_met(self) -> bool | None:
-        """None: no TTFT budget on the route, a caller that left within the budget, a fault of the caller, or an answer
-        from the cache, which says nothing of engines.
-
-        An answer without streaming arrives whole and is judged by the total budget alone.
-        """
-        if self.ttft_budget is None or self.end is RequestOutcome.REFUSED or self.cache == HIT:
-            return None
-        if (promised := self.promised) is not None:
-            return promised <= self.ttft_budget if self.stream else None
-        if self.end is RequestOutcome.CLIENT_GONE and self.total <= self.ttft_budget:
-            return None
-        return False
+        answer = self.answer
+        return answer.first_answer if self.route.promises_answer and answer.first_reasoning is not None else self.ttft
 
     @property
     def verdicts(self) -> Verdicts:
         """The budgets of TTFT, TPOT, gap and total: met or missed. None: there is none, or the request is not judged by
-        it. Under two tokens there is no TPOT, which counts as met."""
-        ttft = None if self.ttft_budget is None else self.ttft_met
-        tpot = gap = total = None
-        if self.stream and self.ttft is not None:
-            if self.tpot_budget is not None:
-                tpot = self.tpot is None or self.tpot <= self.tpot_budget
-            if self.gap_budget is not None and self.cache != HIT:
-                gap = (self.gaps.longest or 0.0) <= self.gap_budget
-        if self.total_budget is not None and self.cache != HIT and self.end not in _NOT_JUDGED:
-            total = self.end is RequestOutcome.COMPLETED and self.total <= self.total_budget
+        it. Under two tokens there is no TPOT, which counts as met.
+
+        TTFT is not judged of a fault of the caller, of a caller that left within the budget, and of an answer without
+        streaming, which arrives whole: `total` judges that."""
+        budgets, answer, is_stream, end = self.budgets, self.answer, self.asked.stream, self.end
+        ttft = tpot = gap = total = None
+        if budgets.ttft is not None and self.is_judged and end is not RequestOutcome.REFUSED:
+            if (promised := self.promised) is not None:
+                ttft = promised <= budgets.ttft if is_stream else None
+            elif end is not RequestOutcome.CLIENT_GONE or self.total > budgets.ttft:
+                ttft = False
+        if is_stream and self.ttft is not None:
+            if budgets.tpot is not None:
+                tpot = answer.tpot is None or answer.tpot <= budgets.tpot
+            if budgets.gap is not None and self.is_judged:
+                gap = (answer.gaps.longest or 0.0) <= budgets.gap
+        if budgets.total is not None and self.is_judged and end not in _NOT_JUDGED:
+            total = end is RequestOutcome.COMPLETED and self.total <= budgets.total
         return ttft, tpot, gap, total
+
+    @property
+    def ttft_met(self) -> bool | None:
+        return self.verdicts[0]
 
     @property
     def tpot_met(self) -> bool | None:
@@ -258,9 +254,9 @@ class Record:
         return goodput_met(self.end, self.verdicts)
 
     @property
-    def cause(self) -> str:
-        """Of a request that missed a budget, or failed; empty for any other."""
-        return "" if self.diagnosis is None else self.diagnosis.verdict.cause.value
+    def cost_usd(self) -> float:
+        """Of all attempts that the caller is charged for."""
+        return sum((each.cost_usd for each in self.attempts if each.charged), 0.0)
 
 
 def goodput_met(end: RequestOutcome, verdicts: Verdicts) -> bool | None:

@@ -10,10 +10,23 @@ from base64 import b64encode
 from collections.abc import Sequence
 
 from gateway.observe.columns import MS, Column, Columns, ms
+from gateway.observe.part_notes import CAUSES, OTHERS, PREFIX_DOCTOR, Own
 from gateway.observe.record import STAGE_NAMES, AttemptRecord, Record, goodput_met
-from policies.prefix_doctor.prompt_outline import PARTS
+from policies.types import SLOWER_TIERS
 
-Own = tuple[Column[Record], ...]
+
+def _by_tier(tokens: Sequence[int]) -> dict[str, int] | None:
+    """Of the tiers below the GPU that hold some."""
+    return {tier: each for tier, each in zip(SLOWER_TIERS, tokens, strict=False) if each} if tokens else None
+
+
+def _landmarks(hashes: Sequence[int]) -> str | None:
+    return b64encode(array("Q", hashes)).decode() if hashes else None
+
+
+def _ttft_of(record: Record) -> str:
+    return "answer" if record.route.promises_answer else "any"
+
 
 ATTEMPT: tuple[Column[AttemptRecord], ...] = (
     Column("number", "", lambda a: a.number, "from 1"),
@@ -34,17 +47,17 @@ ATTEMPT: tuple[Column[AttemptRecord], ...] = (
 REQUEST: Own = (
     Column("request_id", "", lambda e: e.request_id, "`x-request-id` of the answer", csv=0),
     Column("wall", "s", lambda e: e.wall, "arrival, Unix time"),
-    Column("sent_before_ms", MS, lambda e: e.sent_before, "from the sending to the arrival, by `x-request-start`"),
+    Column("sent_before_ms", MS, lambda e: e.asked.sent_before, "from sending to arrival, by `x-request-start`"),
     Column("trace_id", "", lambda e: e.trace_id, "the gateway's trace, or the caller's own; empty: none"),
     Column("tenant", "", lambda e: e.tenant, "name of the caller's key", csv=2),
     Column("operation", "", lambda e: e.operation, "API that was called"),
-    Column("route", "", lambda e: e.route, "name of the route", csv=1),
-    Column("workload", "", lambda e: e.workload, "preset of the route"),
-    Column("stream", "", lambda e: e.stream, "the caller asked for a stream"),
-    Column("max_tokens", "tokens", lambda e: e.max_tokens, "output limit that the caller asked for"),
-    Column("max_tokens_lowered", "tokens", lambda e: e.max_tokens_lowered, "output limit as sent, where it is lower"),
-    Column("choices", "", lambda e: e.choices, "answers asked for"),
-    Column("reasoning_effort", "", lambda e: e.reasoning_effort, "as the caller asked; empty: not named"),
+    Column("route", "", lambda e: e.route.name, "name of the route", csv=1),
+    Column("workload", "", lambda e: e.route.workload, "preset of the route"),
+    Column("stream", "", lambda e: e.asked.stream, "the caller asked for a stream"),
+    Column("max_tokens", "tokens", lambda e: e.asked.max_tokens, "output limit that the caller asked for"),
+    Column("max_tokens_lowered", "tokens", lambda e: e.placed.max_tokens, "output limit as sent, where it is lower"),
+    Column("choices", "", lambda e: e.asked.choices, "answers asked for"),
+    Column("reasoning_effort", "", lambda e: e.asked.reasoning_effort, "as the caller asked; empty: not named"),
 )
 OUTCOME: Own = (
     Column("end", "", lambda e: e.end, "outcome of the request", csv=4),
@@ -52,57 +65,56 @@ OUTCOME: Own = (
     Column("error", "", lambda e: e.error, "reason of an end without a complete answer"),
 )
 DECISION: Own = (
-    Column("scorer", "", lambda e: e.scorer, "scorer of the decision"),
-    Column("tier", "", lambda e: e.tier, "tier of the endpoint, from 0"),
-    Column("pool", "", lambda e: e.pool, "last chosen pool"),
-    Column("model", "", lambda e: e.model, "model of the answer, as sent to the server"),
-    Column("endpoint", "", lambda e: e.endpoint, "last chosen endpoint", csv=3),
-    Column("region", "", lambda e: e.region, "of the endpoint"),
-    Column("chance", "", lambda e: e.chance, "probability of the deadline, when it was decided"),
-    Column("external_refused", "", lambda e: e.external_refused, "an API was left out by `limits.external`"),
+    Column("scorer", "", lambda e: e.placed.scorer, "scorer of the decision"),
+    Column("tier", "", lambda e: e.placed.tier, "tier of the endpoint, from 0"),
+    Column("pool", "", lambda e: e.endpoint.pool, "last chosen pool"),
+    Column("model", "", lambda e: e.answer.model, "model of the answer, as sent to the server"),
+    Column("endpoint", "", lambda e: e.endpoint.id, "last chosen endpoint", csv=3),
+    Column("region", "", lambda e: e.endpoint.region, "of the endpoint"),
+    Column("chance", "", lambda e: e.placed.chance, "probability of the deadline, when it was decided"),
+    Column("external_refused", "", lambda e: e.placed.external_refused, "an API was left out by `limits.external`"),
     Column(
         "prompt_tokens_estimated",
         "tokens",
-        lambda e: e.prompt_tokens_estimated,
+        lambda e: e.placed.prompt_tokens,
         "of the prompt, as decided by",
     ),
-    Column("cached_tokens_predicted", "tokens", lambda e: e.cached_tokens_predicted, "believed cached at the endpoint"),
+    Column("cached_tokens_predicted", "tokens", lambda e: e.placed.cached_tokens, "believed cached at the endpoint"),
     Column(
-        *("cached_tokens_to_load", "tokens", lambda e: e.cached_tokens_to_load),
+        *("cached_tokens_to_load", "tokens", lambda e: _by_tier(e.placed.to_load)),
         "of these, those in slower tiers of the engine's cache, by tier",
     ),
-    Column("ttft_predicted_p50_ms", MS, lambda e: e.ttft_predicted_p50, "forecast of `ttft_ms`", csv=9),
-    Column("ttft_predicted_p90_ms", MS, lambda e: e.ttft_predicted_p90, "forecast of `ttft_ms`"),
-    Column("total_predicted_p50_ms", MS, lambda e: e.total_predicted_p50, "forecast of `total_ms`, where weighed"),
-    Column("total_predicted_p90_ms", MS, lambda e: e.total_predicted_p90, "forecast of `total_ms`, where weighed"),
+    Column("ttft_predicted_p50_ms", MS, lambda e: e.placed.ttft_p50, "forecast of `ttft_ms`", csv=9),
+    Column("ttft_predicted_p90_ms", MS, lambda e: e.placed.ttft_p90, "forecast of `ttft_ms`"),
+    Column("total_predicted_p50_ms", MS, lambda e: e.placed.total_p50, "forecast of `total_ms`, where weighed"),
+    Column("total_predicted_p90_ms", MS, lambda e: e.placed.total_p90, "forecast of `total_ms`, where weighed"),
     Column(
-        *("held_ms", "", lambda e: {rule: ms(seconds) for rule, seconds in e.held.items()}),
+        *("held_ms", "", lambda e: {rule: ms(seconds) for rule, seconds in (e.held or {}).items()}),
         "ms in the queue, by the rule that held the request",
     ),
 )
 TIMES: Own = (
     Column("ttft_ms", MS, lambda e: e.ttft, "arrival to first token written; of a whole answer, to all of it", csv=7),
-    Column("head_ms", MS, lambda e: e.head, "arrival to the head of the backend's reply"),
-    Column("first_byte_ms", MS, lambda e: e.first_byte, "arrival to the first byte of its body"),
-    Column("first_reasoning_ms", MS, lambda e: e.first_reasoning, "arrival to the first token of reasoning"),
-    Column("first_answer_ms", MS, lambda e: e.first_answer, "arrival to the first token of the answer"),
-    Column("on_screen_ms", MS, lambda e: e.on_screen, "first token on screen, as the caller reported it"),
-    Column("tpot_ms", MS, lambda e: e.tpot, "per output token after the first", csv=10),
+    Column("head_ms", MS, lambda e: e.answer.head, "arrival to the head of the backend's reply"),
+    Column("first_byte_ms", MS, lambda e: e.answer.first_byte, "arrival to the first byte of its body"),
+    Column("first_reasoning_ms", MS, lambda e: e.answer.first_reasoning, "arrival to the first token of reasoning"),
+    Column("first_answer_ms", MS, lambda e: e.answer.first_answer, "arrival to the first token of the answer"),
+    Column("tpot_ms", MS, lambda e: e.answer.tpot, "per output token after the first", csv=10),
     Column("total_ms", MS, lambda e: e.total, "arrival to the end", csv=11),
     Column("loop_lag_ms", MS, lambda e: e.loop_lag, "longest stall of the gateway's own loop before the first token"),
     Column(
         *("stages_ms", "", lambda e: [*map(ms, e.spent)], "ms by stage; all but `stream` sum to `ttft_ms`"),
         members=STAGE_NAMES,
     ),
-    Column("longest_gap_ms", MS, lambda e: e.gaps.longest, "longest time between two tokens", csv=12),
-    Column("p99_gap_ms", MS, lambda e: e.gaps.p99, "99th percentile of these"),
-    Column("gaps_over_1s", "", lambda e: e.gaps.over_1s, "number of those above a second"),
+    Column("longest_gap_ms", MS, lambda e: e.answer.gaps.longest, "longest time between two tokens", csv=12),
+    Column("p99_gap_ms", MS, lambda e: e.answer.gaps.p99, "99th percentile of these"),
+    Column("gaps_over_1s", "", lambda e: e.answer.gaps.over_1s, "number of those above a second"),
 )
 BUDGETS: Own = (
-    Column("ttft_of", "", lambda e: e.ttft_of, "token of the TTFT budget: any, or the answer's first"),
-    Column("ttft_budget_ms", MS, lambda e: e.ttft_budget, "TTFT budget", csv=8),
-    Column("gap_budget_ms", MS, lambda e: e.gap_budget, "budget of the longest gap"),
-    Column("total_budget_ms", MS, lambda e: e.total_budget, "budget of the whole answer"),
+    Column("ttft_of", "", _ttft_of, "token of the TTFT budget: any, or the answer's first"),
+    Column("ttft_budget_ms", MS, lambda e: e.budgets.ttft, "TTFT budget", csv=8),
+    Column("gap_budget_ms", MS, lambda e: e.budgets.gap, "budget of the longest gap"),
+    Column("total_budget_ms", MS, lambda e: e.budgets.total, "budget of the whole answer"),
     Column("ttft_met", "", lambda e: e.ttft_met, "null: not judged, here and below"),
     Column("tpot_met", "", lambda e: e.tpot_met, "the TPOT budget was met"),
     Column("gap_met", "", lambda e: e.gap_met, "the gap budget was met"),
@@ -110,13 +122,13 @@ BUDGETS: Own = (
     Column("goodput_met", "", lambda e: goodput_met(e.end, e.verdicts), "completed within every budget"),
 )
 ANSWER: Own = (
-    Column("prompt_tokens_reported", "tokens", lambda e: e.prompt_tokens_reported, "by the server", csv=13),
-    Column("cached_tokens_reported", "tokens", lambda e: e.cached_tokens_reported, "by the server", csv=14),
-    Column("output_tokens", "tokens", lambda e: e.output_tokens, "by the server, else as counted", csv=15),
+    Column("prompt_tokens_reported", "tokens", lambda e: e.answer.prompt_tokens, "by the server", csv=13),
+    Column("cached_tokens_reported", "tokens", lambda e: e.answer.cached_tokens, "by the server", csv=14),
+    Column("output_tokens", "tokens", lambda e: e.answer.output_tokens, "by the server, else as counted", csv=15),
     Column("cost_usd", "USD", lambda e: e.cost_usd, "of all attempts that the caller is charged for", csv=16),
-    Column("engine_queue_ms", MS, lambda e: e.engine_queue, "part of `upstream`, by the engine"),
-    Column("engine_prefill_ms", MS, lambda e: e.engine_prefill, "part of `upstream`, by the engine"),
-    Column("engine_ttft_ms", MS, lambda e: e.engine_ttft, "TTFT by the engine"),
+    Column("engine_queue_ms", MS, lambda e: e.answer.engine_queue, "part of `upstream`, by the engine"),
+    Column("engine_prefill_ms", MS, lambda e: e.answer.engine_prefill, "part of `upstream`, by the engine"),
+    Column("engine_ttft_ms", MS, lambda e: e.answer.engine_ttft, "TTFT by the engine"),
     Column(
         *("attempts", "", lambda e: [[each.get(attempt) for each in ATTEMPT] for attempt in e.attempts]),
         "all attempts, the one that answered last",
@@ -126,58 +138,10 @@ ANSWER: Own = (
 )
 
 
-def _landmarks(hashes: Sequence[int]) -> str | None:
-    return b64encode(array("Q", hashes)).decode() if hashes else None
-
-
 PROMPT: Own = (
     Column("prefix", "", lambda e: _landmarks(e.prefix), "a salted hash for each 512 tokens of the prompt, in base64"),
+    Column("repaired", "", lambda e: e.asked.repaired, "rules that changed the prompt"),
 )
-CAUSES: Own = (
-    Column("cause", "", lambda e: e.cause, "[cause](why-slow.md) of a missed budget or failure; empty: none", csv=6),
-)
-ESCALATION: Own = (
-    Column("escalated", "", lambda e: e.escalated, "shortcoming of an answer for which another pool was asked"),
-)
-RESCUE: Own = (Column("rescue", "", lambda e: e.rescue, "of a stream that broke: rescued, failed or refused"),)
-ANSWERS: Own = (Column("cache", "", lambda e: e.cache, "hit or miss in the route's cache of answers"),)
-TAGS: Own = (Column("tags", "", lambda e: e.tags, "listed tags that the caller named"),)
-PICKER: Own = (
-    Column("sight", "", lambda e: e.sight, "what has shown the end of an answer that another proxy carries"),
-)
-TRANSLATION: Own = (
-    Column("left_out", "", lambda e: [*e.left_out], "members of the request that its translation has left out"),
-)
-REPAIR: Own = (Column("repaired", "", lambda e: e.repaired, "rules that changed the prompt"),)
-
-
-def _name(hashed: int) -> str | None:
-    return f"{hashed & _UNSIGNED:016x}" if hashed else None
-
-
-def _tenths(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds * 1e3, 1)
-
-
-def _break(record: Record) -> dict[str, object] | None:
-    broken = record.lineage.broken
-    return None if broken is None else broken.as_json() | record.break_cost.as_json()
-
-
-_UNSIGNED = (1 << 64) - 1
-PREFIX_DOCTOR: Own = (
-    Column("composition", "tokens", lambda e: e.composition, "of the prompt, by part", members=PARTS),
-    Column("session", "", lambda e: _name(e.lineage.conversation), "conversation of the prompt, as a keyed hash"),
-    Column("template", "", lambda e: _name(e.lineage.template), "template of the prompt, as a keyed hash"),
-    Column("step", "", lambda e: e.lineage.step, "of the conversation, from 1"),
-    Column("since_last_ms", "", lambda e: _tenths(e.lineage.since), "since the step before, to a tenth of a ms"),
-    Column("kept_tokens", "tokens", lambda e: e.lineage.kept, "at the beginning, that the prompt before had too"),
-    Column("previous_tokens", "tokens", lambda e: e.lineage.previous, "of the prompt before"),
-    Column("continues", "", lambda e: e.lineage.link.value, "what the prompt continues"),
-    Column("prefix_break", "", _break, "where the prompt broke with the one before, and what that cost"),
-)
-
-
 GROUPS = {
     "Request": REQUEST,
     "Outcome": OUTCOME,
@@ -188,6 +152,6 @@ GROUPS = {
     "Prompt": PROMPT,
     "Causes": CAUSES,
     "Prefix doctor": PREFIX_DOCTOR,
-    "Other parts": (*ESCALATION, *RESCUE, *ANSWERS, *TAGS, *PICKER, *TRANSLATION, *REPAIR),
+    "Other parts": OTHERS,
 }
 RECORD = Columns(column for group in GROUPS.values() for column in group)

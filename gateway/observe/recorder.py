@@ -20,10 +20,10 @@ from contextlib import contextmanager
 from time import monotonic, time
 
 from gateway.observe.metrics.loop_lag import LoopLag
+from gateway.observe.part_notes import DIAGNOSIS
 from gateway.observe.prefix_doctor import PrefixDoctor
 from gateway.observe.record import Record, RequestOutcome
-from gateway.observe.request_facts import missed_objective
-from gateway.observe.slow_requests import SlowRequests
+from gateway.observe.slow_requests import SlowRequests, missed_objective
 from gateway.observe.timeline import UNWATCHED, RequestTimeline
 
 log = logging.getLogger("firsttoken")
@@ -54,7 +54,7 @@ class Recorder:
         self.batch_sinks: list[Sink] = [*batch_sinks]
         self.lag = lag
         self.lives: set[RequestTimeline] = set()  # requests in progress
-        self.slow = SlowRequests(self.recent, lambda: [life.record for life in self.lives])
+        self.slow = SlowRequests(self.recent, self._live)
         self._ended: list[RequestTimeline] = []  # the batch
         self._met: list[Record] = []  # of the batch, the requests that are not slow, until they are usual
         self._messages = self._bytes = 0
@@ -63,6 +63,11 @@ class Recorder:
     @property
     def live(self) -> int:
         return len(self.lives)
+
+    def _live(self) -> list[Record]:
+        for life in self.lives:
+            life.add_up()
+        return [life.record for life in self.lives]
 
     @contextmanager
     def timeline(self, arrival: float) -> Iterator[RequestTimeline]:
@@ -91,11 +96,10 @@ class Recorder:
             self._met.append(record)
         else:
             self._note_met()
-            record.diagnosis = self.slow.diagnosed(record, objective)
-        if record.diagnosis is not None:
-            self.missed.append(record)
+            if (diagnosis := self.slow.diagnosed(record, objective)) is not None:
+                DIAGNOSIS.put(record, diagnosis)
+                self.missed.append(record)
         _give([record], self.sinks)
-        record.quota = None
         self._ended.append(timeline)
         if (request := timeline.request) is not None:
             self._messages += len(request.prompt.digests)

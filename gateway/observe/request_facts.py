@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from statistics import median
 
-from gateway.observe.record import FAULTS, QUEUE, STAGE_NAMES, UPSTREAM, Record, RequestOutcome
+from gateway.observe.record import QUEUE, STAGE_NAMES, UPSTREAM, Record, RequestOutcome
 from policies.diagnosis.diagnosis_report import MAX_CANDIDATES
 from policies.diagnosis.facts import (
     EarlierPrompt,
@@ -23,18 +23,9 @@ from policies.types import NEVER, AttemptOutcome, Candidate, Decision, Rejection
 COMPARED = 8  # latest other requests, to tell a lost cache from a prompt that broke its own
 SIZEABLE = 512  # tokens of a prompt from which its cached share says something
 REGIONAL = 3  # requests of a region, from which its speed is judged
-OBJECTIVES = (Objective.TTFT, Objective.TPOT, Objective.GAP, Objective.TOTAL)  # in the order of `Record.verdicts`
 DOWN = (RejectionKind.DOWN, RejectionKind.ON_TRIAL)
 ASLEEP = (RejectionKind.ASLEEP,)
 SHORTEST = 1e-3  # s upstream, against a division by zero
-
-
-def missed_objective(record: Record) -> Objective | None:
-    """The first promise that was missed; None: the request is not slow."""
-    if record.end in FAULTS:
-        return Objective.ANSWER
-    verdicts = record.verdicts
-    return OBJECTIVES[verdicts.index(False)] if False in verdicts else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,29 +44,29 @@ def request_facts(
     decision = record.decision
     candidate = _candidate(record, decision)
     return RequestFacts(
-        route=record.route,
+        route=record.route.name,
         pool=_pool(record, decision),
         tenant=record.tenant,
-        endpoint=record.endpoint,
-        region=record.region,
+        endpoint=record.endpoint.id,
+        region=record.endpoint.region,
         objective=objective,
         over=over_budget(record, objective),
-        stream=record.stream,
+        stream=record.asked.stream,
         stages={name: spent for name, spent in zip(STAGE_NAMES, record.spent, strict=True) if spent is not None},
-        held=record.held,
+        held=record.held or {},
         attempts=_lost_attempts(record),
         placement=None if decision is None else decision.outcome,
         rejected=() if decision is None else [each.kind for each in decision.rejected],
         down=_rejected_for(DOWN, decision),
         asleep=_rejected_for(ASLEEP, decision),
         prompt=prompt_tokens(record),
-        cached=record.cached_tokens_reported,
-        predicted=record.cached_tokens_predicted or 0,
-        output=record.output_tokens or 0,
-        tpot=record.tpot,
-        gap=record.gaps.longest or 0.0,
+        cached=record.answer.cached_tokens,
+        predicted=record.placed.cached_tokens or 0,
+        output=record.answer.output_tokens or 0,
+        tpot=record.answer.tpot,
+        gap=record.answer.gaps.longest or 0.0,
         thinking=thinking_time(record),
-        effort=record.reasoning_effort,
+        effort=record.asked.reasoning_effort,
         unread=_unread(record),
         lag=record.loop_lag,
         forecast=None if candidate is None else candidate.forecast.p50,
@@ -92,41 +83,43 @@ def request_facts(
 def over_budget(record: Record, objective: Objective) -> float:
     """Seconds over the budget that was missed; the whole time of a request that failed or has no first token."""
     if objective is Objective.TTFT and record.promised is not None:
-        return record.promised - (record.ttft_budget or 0.0)
+        return record.promised - (record.budgets.ttft or 0.0)
     if objective is Objective.TPOT:
-        return ((record.tpot or 0.0) - (record.tpot_budget or 0.0)) * (record.output_tokens or 0)
+        return ((record.answer.tpot or 0.0) - (record.budgets.tpot or 0.0)) * (record.answer.output_tokens or 0)
     if objective is Objective.GAP:
-        return (record.gaps.longest or 0.0) - (record.gap_budget or 0.0)
-    return record.total - (record.total_budget or 0.0) if objective is Objective.TOTAL else record.total
+        return (record.answer.gaps.longest or 0.0) - (record.budgets.gap or 0.0)
+    return record.total - (record.budgets.total or 0.0) if objective is Objective.TOTAL else record.total
 
 
 def thinking_time(record: Record) -> float:
     """Reasoning before the answer, where the budget is of the answer."""
-    if record.ttft_of == "any" or record.first_reasoning is None:
+    if not record.route.promises_answer or record.answer.first_reasoning is None:
         return 0.0
-    return (record.total if record.first_answer is None else record.first_answer) - record.first_reasoning
+    return (
+        record.total if record.answer.first_answer is None else record.answer.first_answer
+    ) - record.answer.first_reasoning
 
 
 def prompt_tokens(record: Record) -> int:
     """By the engine's count, or else by the gateway's."""
-    return record.prompt_tokens_reported or record.prompt_tokens_estimated or 0
+    return record.answer.prompt_tokens or record.placed.prompt_tokens or 0
 
 
 def computed_tokens(record: Record) -> int:
     """Of the prompt."""
     prompt = prompt_tokens(record)
-    return prompt - hit_tokens(prompt, record.cached_tokens_reported, record.cached_tokens_predicted)
+    return prompt - hit_tokens(prompt, record.answer.cached_tokens, record.placed.cached_tokens)
 
 
 def _candidate(record: Record, decision: Decision | None) -> Candidate | None:
     ranked = () if decision is None else decision.ranked
-    return next((each for each in ranked if record.endpoint in (each.endpoint.id, "-")), None)
+    return next((each for each in ranked if record.endpoint.id in (each.endpoint.id, "-")), None)
 
 
 def _pool(record: Record, decision: Decision | None) -> str:
     """The pool of a refused request is the first that was considered."""
-    if record.pool != "-" or decision is None:
-        return record.pool
+    if record.endpoint.pool != "-" or decision is None:
+        return record.endpoint.pool
     known = chain((each.endpoint.pool for each in decision.ranked), (each.pool for each in decision.rejected))
     return next(known, "-")
 
@@ -153,19 +146,19 @@ def _lost_attempts(record: Record) -> list[LostAttempt]:
 
 def _unread(record: Record) -> float:
     """From the last token in to the last byte out."""
-    stream, tokens = record.spent[-1], record.output_tokens or 0
-    if stream is None or record.tpot is None:
+    stream, tokens = record.spent[-1], record.answer.output_tokens or 0
+    if stream is None or record.answer.tpot is None:
         return 0.0
-    return max(stream - record.tpot * max(tokens - 1, 0), 0.0)
+    return max(stream - record.answer.tpot * max(tokens - 1, 0), 0.0)
 
 
 def _engine(record: Record, candidate: Candidate | None) -> EngineFacts:
     if candidate is None:
-        return EngineFacts(record.engine_queue, record.engine_prefill)
+        return EngineFacts(record.answer.engine_queue, record.answer.engine_prefill)
     load = candidate.load
     return EngineFacts(
-        record.engine_queue,
-        record.engine_prefill,
+        record.answer.engine_queue,
+        record.answer.engine_prefill,
         load.kv_usage,
         load.running,
         load.waiting,
@@ -189,7 +182,7 @@ def _neighbours(record: Record, around: Surroundings) -> Iterable[Neighbour]:
     sent, first = _prefill(record, end)
     places = _places(record)
     for other in (*around.recent, *around.live):
-        if places and other.endpoint not in places:
+        if places and other.endpoint.id not in places:
             continue
         began, done = _prefill(other, end)
         ahead = began < first and done > queued and (began < sent or done <= first)
@@ -201,19 +194,23 @@ def _neighbours(record: Record, around: Surroundings) -> Iterable[Neighbour]:
 
 def _places(record: Record) -> frozenset[str]:
     """Endpoints where the request went, or could have gone; empty: any."""
-    if record.endpoint != "-":
-        return frozenset((record.endpoint, *(attempt.endpoint for attempt in record.attempts)))
+    if record.endpoint.id != "-":
+        return frozenset((record.endpoint.id, *(attempt.endpoint for attempt in record.attempts)))
     ranked = () if record.decision is None else record.decision.ranked
     return frozenset(each.endpoint.id for each in islice(ranked, MAX_CANDIDATES))
 
 
 def _region_ratio(record: Record, recent: Iterable[Record]) -> float | None:
-    if not record.region:
+    if not record.endpoint.region:
         return None
     here, elsewhere = list[float](), list[float]()
     for other in recent:
-        if other.route == record.route and other.region and (spent := other.spent[UPSTREAM]) is not None:
-            (here if other.region == record.region else elsewhere).append(spent)
+        if (
+            other.route.name == record.route.name
+            and other.endpoint.region
+            and (spent := other.spent[UPSTREAM]) is not None
+        ):
+            (here if other.endpoint.region == record.endpoint.region else elsewhere).append(spent)
     if min(len(here), len(elsewhere)) < REGIONAL:
         return None
     return median(here[-COMPARED:]) / max(median(elsewhere), SHORTEST)
@@ -221,11 +218,13 @@ def _region_ratio(record: Record, recent: Iterable[Record]) -> float | None:
 
 def _route_share(record: Record, around: Surroundings) -> float | None:
     """Of the latest other prompts of the route, since the last loss of a cache: share forecast as cached."""
-    since = around.lost_at.get(record.endpoint, NEVER)
+    since = around.lost_at.get(record.endpoint.id, NEVER)
     shares = [
-        (other.cached_tokens_predicted or 0) / (other.prompt_tokens_estimated or 1)
+        (other.placed.cached_tokens or 0) / (other.placed.prompt_tokens or 1)
         for other in around.recent
-        if other.route == record.route and other.arrival > since and (other.prompt_tokens_estimated or 0) >= SIZEABLE
+        if other.route.name == record.route.name
+        and other.arrival > since
+        and (other.placed.prompt_tokens or 0) >= SIZEABLE
     ]
     return median(shares[-COMPARED:]) if shares else None
 
@@ -233,11 +232,11 @@ def _route_share(record: Record, around: Surroundings) -> float | None:
 def _endpoint_share(record: Record, around: Surroundings) -> float | None:
     """Of the latest other prompts at the endpoint that were forecast as cached: share that was."""
     shares = [
-        other.cached_tokens_reported / other.cached_tokens_predicted
+        other.answer.cached_tokens / other.placed.cached_tokens
         for other in around.recent
-        if other.endpoint == record.endpoint
-        and other.cached_tokens_reported is not None
-        and other.cached_tokens_predicted is not None
-        and other.cached_tokens_predicted >= SIZEABLE
+        if other.endpoint.id == record.endpoint.id
+        and other.answer.cached_tokens is not None
+        and other.placed.cached_tokens is not None
+        and other.placed.cached_tokens >= SIZEABLE
     ]
     return median(shares[-COMPARED:]) if len(shares) >= REGIONAL else None

@@ -13,7 +13,7 @@ from dataclasses import replace
 from time import monotonic
 from typing import Any
 
-from gateway.observe.record import STAGE_NAMES, Record, RequestOutcome
+from gateway.observe.record import FAULTS, STAGE_NAMES, UNROUTED, Record, RequestOutcome
 from gateway.observe.request_facts import (
     Surroundings,
     over_budget,
@@ -35,7 +35,16 @@ SAMPLES = 128  # latest requests of a route that are usual
 STALE = 16  # new samples after which usual values are computed again
 AROUND = 200  # latest Records that a diagnosis looks at: 0.2 ms
 LOOKED_INTO = 100  # slow requests a second: 1.6% of a core; others take the latest verdict of their route and objective
+OBJECTIVES = (Objective.TTFT, Objective.TPOT, Objective.GAP, Objective.TOTAL)  # in the order of `Record.verdicts`
 ENDPOINTS = 1024  # with a known time of their last cache loss
+
+
+def missed_objective(record: Record) -> Objective | None:
+    """The first promise that was missed; None: the request is not slow."""
+    if record.end in FAULTS:
+        return Objective.ANSWER
+    verdicts = record.verdicts
+    return OBJECTIVES[verdicts.index(False)] if False in verdicts else None
 
 
 class RouteSamples:
@@ -80,19 +89,21 @@ class SlowRequests:
     def note(self, records: Iterable[Record]) -> None:
         """Note requests that are not slow. A bug here loses the sample only."""
         now = monotonic()
-        for record in filter(_has_usual, records):
+        for record in records:
+            if record.route is UNROUTED or record.end is RequestOutcome.REFUSED:  # neither usual nor slow
+                continue
             try:
                 if record.ttft is not None:
-                    self._samples[record.route, record.stream].add(_sample(record))
+                    self._samples[record.route.name, record.asked.stream].add(_sample(record))
                     if record.prefix:  # else it is too short for the trail
                         self._trail.note(_prompt(record))
-                self._counts.count(record.route, None, now)
+                self._counts.count(record.route.name, None, now)
             except Exception:
                 log.exception("a request could not be noted")
 
     def diagnosed(self, record: Record, objective: Objective) -> Diagnosis | None:
         """The diagnosis of a slow request, which is noted too. A bug here loses the diagnosis only."""
-        if not _has_usual(record):
+        if record.route is UNROUTED or record.end is RequestOutcome.REFUSED:
             return None
         try:
             return self._diagnosed(record, objective)
@@ -110,12 +121,12 @@ class SlowRequests:
         return self._counts.incidents(monotonic(), minutes)
 
     def _diagnosed(self, record: Record, objective: Objective) -> Diagnosis:
-        prompt, alike = _prompt(record), self._latest_of_crowd(record.route, objective)
+        prompt, alike = _prompt(record), self._latest_of_crowd(record.route.name, objective)
         found = self._look_into(record, objective, prompt) if alike is None else _as(alike, record, objective)
         if record.ttft is not None:
             self._trail.note(prompt)
-        miss = IncidentGroup.of(record.route, found.verdict, record.wall + record.total, record.request_id)
-        self._counts.count(record.route, miss, monotonic())
+        miss = IncidentGroup.of(record.route.name, found.verdict, record.wall + record.total, record.request_id)
+        self._counts.count(record.route.name, miss, monotonic())
         return found
 
     def _latest_of_crowd(self, route: str, objective: Objective) -> Diagnosis | None:
@@ -129,10 +140,10 @@ class SlowRequests:
 
     def _look_into(self, record: Record, objective: Objective, prompt: SentPrompt) -> Diagnosis:
         earlier = self._trail.earlier(prompt, self._lost_at)
-        usual = self._samples[record.route, record.stream].usual()
+        usual = self._samples[record.route.name, record.asked.stream].usual()
         facts = request_facts(record, objective, self._surroundings(record), earlier)
         found = Diagnosis(diagnose(facts, usual), usual, Alternatives.of(record.decision))
-        self._latest[record.route, objective] = found
+        self._latest[record.route.name, objective] = found
         return found
 
     def _surroundings(self, record: Record) -> Surroundings:
@@ -141,13 +152,8 @@ class SlowRequests:
         return Surroundings(recent, live[-AROUND:], self._lost_at)
 
 
-def _has_usual(record: Record) -> bool:
-    """A request without a route, or at fault itself, is neither usual nor slow."""
-    return record.route != "-" and record.end is not RequestOutcome.REFUSED
-
-
 def _prompt(record: Record) -> SentPrompt:
-    return SentPrompt(prompt_tokens(record), record.prefix, record.endpoint, record.session, record.arrival)
+    return SentPrompt(prompt_tokens(record), record.prefix, record.endpoint.id, record.asked.session, record.arrival)
 
 
 def _as(alike: Diagnosis, record: Record, objective: Objective) -> Diagnosis:
@@ -158,16 +164,17 @@ def _as(alike: Diagnosis, record: Record, objective: Objective) -> Diagnosis:
 
 
 def _sample(record: Record) -> Sample:
-    prompt = prompt_tokens(record)
+    answer, placed = record.answer, record.placed
+    prompt = answer.prompt_tokens or placed.prompt_tokens or 0
     return Sample(
         record.spent,
         prompt,
-        prompt - hit_tokens(prompt, record.cached_tokens_reported, record.cached_tokens_predicted),
-        (record.cached_tokens_predicted or 0) / max(prompt, 1),
-        record.output_tokens or 0,
-        record.tpot,
-        record.engine_queue,
-        record.engine_prefill,
-        thinking_time(record),
+        prompt - hit_tokens(prompt, answer.cached_tokens, placed.cached_tokens),
+        (placed.cached_tokens or 0) / max(prompt, 1),
+        answer.output_tokens or 0,
+        answer.tpot,
+        answer.engine_queue,
+        answer.engine_prefill,
+        thinking_time(record) if record.route.promises_answer else 0.0,
         record.loop_lag,
     )

@@ -1,9 +1,10 @@
 """Fills the Record of one request in progress.
 
 Rules:
+- While a request runs, the end of a stage is a stamp in a list. `add_up` makes stages of the stamps: for the headers of
+  the answer, and once at the end.
 - Stages are closed in order and never overlap, so their sum is the TTFT by construction.
-- The timeline only takes notes; `gateway.observe.record` derives results.
-- A timeline is on the path of every request: closing a stage writes one number into a list.
+- The timeline only takes notes; `gateway.observe.record` derives results. Facts of one origin are set as one value.
 """
 
 from __future__ import annotations
@@ -20,8 +21,6 @@ from gateway.observe.record import (
     CONNECT,
     ESTIMATE,
     FAILOVER,
-    HIT,
-    MISS,
     NO_FACTS,
     NO_GAPS,
     QUEUE,
@@ -30,8 +29,11 @@ from gateway.observe.record import (
     SEND,
     STREAM,
     UPSTREAM,
-    AnswerSight,
+    AnswerFacts,
+    AskedFacts,
     AttemptRecord,
+    Budgets,
+    Placed,
     Record,
     RequestOutcome,
     Stage,
@@ -40,7 +42,6 @@ from gateway.observe.record import (
 from gateway.observe.trace_context import Trace, parent
 from policies.fleet.fleet import AttemptReport
 from policies.queue.queued_request import HoldRule
-from policies.quota.key_limits import Reservation
 from policies.routes.route import Route
 from policies.types import (
     FOREVER,
@@ -60,37 +61,50 @@ UNWATCHED = LoopLag()  # of an event loop without measurement
 
 
 class RequestTimeline:
-    """Fills one Record as a request moves forward. `mark`: end of the last closed stage, the start of the next;
-    `prompt`: as the pool of the first tier sees it; `kept_of`: pool and model of a kept answer that is repeated, which
-    the Record does not count for the pool."""
+    """Fills one Record as a request moves forward. `stamps`: ends of stages that are not added up yet; `prompt`: as the
+    pool of the first tier sees it; `kept_of`: pool and model of a kept answer that is repeated, which the Record does
+    not count for the pool."""
 
-    __slots__ = ("_blocks", "_cap", "_lag", "kept_of", "mark", "prompt", "record", "request")
+    __slots__ = ("_blocks", "_cap", "_is_queued", "_lag", "_mark", "kept_of", "prompt", "record", "request", "stamps")
 
     def __init__(self, record: Record, lag: LoopLag = UNWATCHED) -> None:
         self.record = record
-        self.mark = record.arrival
+        self.stamps = list[tuple[Stage, float]]()
+        self._mark = record.arrival
         self._blocks = NO_BLOCKS  # of the prompt
         self.request: InferenceRequest | None = None
         self.prompt: PoolEstimate | None = None
         self.kept_of = ("", "")
         self._cap: int | None = None  # of the route, where the caller asks for more
+        self._is_queued = False  # the queue stage is closed
         self._lag = lag
+
+    @property
+    def mark(self) -> float:
+        """End of the last closed stage, the start of the next."""
+        return max(self._mark, self.stamps[-1][1]) if self.stamps else self._mark
 
     def end_stage(self, stage: Stage) -> None:
         """Close `stage` now."""
-        now, spent = monotonic(), self.record.spent
-        spent[stage] = (spent[stage] or 0.0) + now - self.mark
-        self.mark = now
+        self.stamps.append((stage, monotonic()))
 
     def close(self, *ends: tuple[Stage, float]) -> None:
-        """Close stages at earlier times; a time before `mark` counts as no time. A stage closed again adds up."""
-        spent = self.record.spent
-        for stage, at in ends:
-            if at > self.mark:
-                spent[stage] = (spent[stage] or 0.0) + at - self.mark
-                self.mark = at
+        """Close stages at earlier times."""
+        self.stamps += ends
+
+    def add_up(self) -> float:
+        """Make stages of the stamps; returns the end of the last one. A time before the end of the stage before counts
+        as no time. A stage closed again adds up."""
+        mark, spent = self._mark, self.record.spent
+        for stage, at in self.stamps:
+            if at > mark:
+                spent[stage] = (spent[stage] or 0.0) + at - mark
+                mark = at
             elif spent[stage] is None:
                 spent[stage] = 0.0
+        self.stamps.clear()
+        self._mark = mark
+        return mark
 
     def stalled(self, now: float) -> float:
         """Note the longest stall of the event loop that may have delayed the request so far."""
@@ -110,133 +124,109 @@ class RequestTimeline:
         self.record.tenant = tenant
 
     def routed(self, request: InferenceRequest, route: Route) -> None:
-        """Note labels and budgets. Labels come from the configuration only: no caller can create a metric series."""
-        record = self.record
-        record.route = route.name
-        record.workload = route.workload
-        record.weighs_completion = route.weighs_completion
-        record.stream = request.stream
-        record.max_tokens = asked = request.max_tokens
+        """Note what was asked, and the budgets. Labels come from the configuration only: no caller can create a metric
+        series."""
+        record, asked = self.record, request.max_tokens
+        record.route = route
         cap = route.limits.output_tokens
         self._cap = cap if cap is not None and asked is not None and asked > cap else None
-        record.choices = request.choices
-        record.repaired = request.repaired
-        if request.session:
-            record.session = hash((record.tenant, request.session))
-        if request.sent_at is not None:
-            record.sent_before = sent_before(request.sent_at, record.wall)
-        if route.promises_answer:
-            record.ttft_of = "answer"
-        ttft_budget = route.ttft_budget(request.ttft_budget)
-        record.ttft_budget = None if ttft_budget == FOREVER else ttft_budget
-        record.tpot_budget = route.tpot_budget(request.tpot_budget)
-        record.gap_budget = route.gap.budget if route.gap else None
-        record.total_budget = route.total.budget if route.total else None
-        if record.ttft_budget is None and record.total_budget is None:
-            by = route.done_within(request.by)
-            record.total_budget = None if by == FOREVER else by
+        record.asked = AskedFacts(
+            stream=request.stream,
+            max_tokens=asked,
+            choices=request.choices,
+            reasoning_effort=request.reasoning_effort,
+            sent_before=None if request.sent_at is None else sent_before(request.sent_at, record.wall),
+            session=hash((record.tenant, request.session)) if request.session else 0,
+            conversation=_digest(request.session) if request.is_conversation else "",
+            service_tier=request.body.get("service_tier"),
+            repaired=request.repaired,
+        )
+        ttft, total = route.ttft_budget(request.ttft_budget), route.total.budget if route.total else None
+        if ttft == FOREVER and total is None and (by := route.done_within(request.by)) != FOREVER:
+            total = by
+        record.budgets = Budgets(
+            ttft=None if ttft == FOREVER else ttft,
+            tpot=route.tpot_budget(request.tpot_budget),
+            gap=route.gap.budget if route.gap else None,
+            total=total,
+        )
         if not record.trace_id and request.traceparent and (caller := parent(request.traceparent)) is not None:
             record.trace_id = caller.id  # with tracing off, the id of the caller's own trace
 
     def repaired(self, rules: Sequence[str]) -> None:
         """Note the rules that have changed the prompt since it was routed."""
-        self.record.repaired = rules
+        self.record.asked = self.record.asked._replace(repaired=rules)
 
     def estimated(self, request: InferenceRequest, route: Route, estimate: PromptEstimate) -> None:
         """Note the prompt, which a request that is refused has too, and its TTFT budget, where the route's grows; the
         estimate stage ends."""
         if (prompt := next(iter(estimate.pools.values()), None)) is not None:  # of the first tier
-            self.record.prompt_tokens_estimated = prompt.tokens
+            self.record.placed = Placed(prompt_tokens=prompt.tokens)
             self._blocks, self.prompt = prompt.blocks, prompt
             self.request = request
         if route.budget_grows:
-            self.record.ttft_budget = route.ttft_budget(request.ttft_budget, estimate.uncached_tokens)
-        self.end_stage(ESTIMATE)
-
-    def reserved(self, reservation: Reservation | None) -> None:
-        """Note the reservation against the key's limits, or the limit that refused the request; None: withdrawn."""
-        self.record.quota = reservation
+            self._budget(ttft=route.ttft_budget(request.ttft_budget, estimate.uncached_tokens))
+        self.stamps.append((ESTIMATE, monotonic()))
 
     def decided(self, decision: Decision) -> Decision:
         """Note the decision, its deadline and the prediction for the first candidate. The queue stage ends, unless
         `held` has ended it."""
         record = self.record
-        if record.spent[QUEUE] is None:
-            self.close((QUEUE, decision.at))
+        if not self._is_queued:
+            self._is_queued = True
+            self.stamps.append((QUEUE, decision.at))
         record.decision = decision
-        record.scorer = decision.scorer
-        record.external_refused = bool(decision.rejected) and any(
-            each.kind is RejectionKind.EXTERNAL_LIMIT for each in decision.rejected
-        )
-        if record.ttft_budget is None and record.total_budget is None and decision.deadline != FOREVER:
-            record.ttft_budget = decision.deadline - record.arrival
+        budgets = record.budgets
+        if budgets.ttft is None and budgets.total is None and decision.deadline != FOREVER:
+            self._budget(ttft=decision.deadline - record.arrival)
         if (chosen := decision.chosen) is not None:
-            self._predicted(chosen, decision.at)
+            self._predicted(decision, chosen, decision.at)
+        else:
+            record.placed = record.placed._replace(
+                scorer=decision.scorer, external_refused=_is_external_refused(decision)
+            )
         return decision
 
     def held(self, at: float, by_rule: Mapping[str, float]) -> None:
         """Close the queue stage at `at`. `by_rule`: seconds by the rule that held the request since the stage began;
         those of a rate limit are a stage of their own. A request that is queued again after a reload adds up."""
-        record = self.record
-        for rule, seconds in by_rule.items():
-            record.held[rule] = record.held.get(rule, 0.0) + seconds
+        record, self._is_queued = self.record, True
+        if not by_rule:
+            self.stamps.append((QUEUE, at))
+            return
+        before = record.held or {}
+        record.held = {**before, **{rule: before.get(rule, 0.0) + seconds for rule, seconds in by_rule.items()}}
         limited = by_rule.get(HoldRule.RATE_LIMIT, 0.0)
-        self.close((QUEUE, at - limited))
+        self.stamps.append((QUEUE, at - limited))
         if limited:
-            self.close((RATE_LIMIT, at))
+            self.stamps.append((RATE_LIMIT, at))
 
     def unread(self) -> None:
         """Note that the caller does not read: the end of the answer is no longer the gateway's to forecast."""
-        self.record.total_predicted_p50 = self.record.total_predicted_p90 = None
+        self.record.placed = self.record.placed._replace(total_p50=None, total_p90=None)
 
-    def _predicted(self, candidate: Candidate, at: float) -> None:
-        """Note the predictions for the candidate of an attempt, counted from arrival."""
-        record, endpoint, forecast = self.record, candidate.endpoint, candidate.forecast
-        waited = at - record.arrival
-        record.pool = endpoint.pool
-        record.endpoint = endpoint.id
-        record.region = endpoint.region
-        record.tier = candidate.tier
-        record.chance = candidate.probability
-        record.max_tokens_lowered = (
-            None if record.decision is None else record.decision.output_limits.get(endpoint.pool, self._cap)
+    def _predicted(self, decision: Decision | None, candidate: Candidate, at: float) -> None:
+        """Note the candidate of an attempt, with its forecasts counted from arrival."""
+        forecast, waited = candidate.forecast, at - self.record.arrival
+        completion = None if decision is None else decision.completion(candidate)
+        self.record.endpoint = candidate.endpoint
+        self.record.placed = Placed(
+            tier=candidate.tier,
+            chance=candidate.probability,
+            scorer="" if decision is None else decision.scorer,
+            external_refused=decision is not None and bool(decision.rejected) and _is_external_refused(decision),
+            max_tokens=None if decision is None else decision.output_limits.get(candidate.endpoint.pool, self._cap),
+            prompt_tokens=candidate.prompt_tokens,
+            cached_tokens=candidate.hit,
+            to_load=candidate.to_load,
+            ttft_p50=waited + forecast.p50,
+            ttft_p90=waited + forecast.p90,
+            total_p50=None if completion is None else waited + completion.p50,
+            total_p90=None if completion is None else waited + completion.p90,
         )
-        record.prompt_tokens_estimated = candidate.prompt_tokens
-        record.cached_tokens_predicted = candidate.hit
-        record.cached_tokens_to_load = candidate.hit_tiers if candidate.to_load else None
-        record.ttft_predicted_p50 = waited + forecast.p50
-        record.ttft_predicted_p90 = waited + forecast.p90
-        completion = None if record.decision is None else record.decision.completion(candidate)
-        record.total_predicted_p50 = None if completion is None else waited + completion.p50
-        record.total_predicted_p90 = None if completion is None else waited + completion.p90
-
-    def kept(self, shortcoming: str) -> None:
-        """An answer is kept while another pool is asked for a better one."""
-        self.record.escalated = shortcoming
-
-    def tagged(self, tags: Sequence[str]) -> None:
-        self.record.tags = tags
-
-    def looked_up(self, found: bool) -> None:
-        """Note the result of a look into the cache of answers."""
-        self.record.cache = HIT if found else MISS
-
-    def replays(self, pool: str, model: str) -> None:
-        """Note whose answer the cache has kept."""
-        self.kept_of = pool, model
-
-    def left_out(self, members: Mapping[str, str]) -> None:
-        """Note the members of the request that its translation for the pool has lost."""
-        self.record.left_out = members
-
-    def rescue(self, state: str) -> None:
-        """Note what became of a stream that broke: failed (so far), rescued or refused."""
-        self.record.rescue = state
 
     def attempt_ended(self, attempt: AttemptRecord) -> None:
         self.record.attempts.append(attempt)
-        if attempt.charged:
-            self.record.cost_usd += attempt.cost_usd
 
     def won(
         self,
@@ -256,22 +246,25 @@ class RequestTimeline:
         A further attempt at an endpoint that refused waits for the announced rate limit.
         """
         record, endpoint = self.record, candidate.endpoint.id
-        record.model = model
-        record.head = None if head is None else head - record.arrival
-        record.first_byte = None if first_byte is None else first_byte - record.arrival
-        if endpoint != record.endpoint:
-            self._predicted(candidate, opened)
+        arrival = record.arrival
+        record.answer = AnswerFacts(
+            model=model,
+            head=None if head is None else head - arrival,
+            first_byte=None if first_byte is None else first_byte - arrival,
+        )
+        if endpoint != record.endpoint.id:
+            self._predicted(record.decision, candidate, opened)
         if record.attempts:
             lost = record.attempts[-1]
             if lost.ending is RATE_LIMITED and lost.endpoint == endpoint:
-                self.close((FAILOVER, record.arrival + lost.ended), (RATE_LIMIT, opened))
+                self.stamps += ((FAILOVER, arrival + lost.ended), (RATE_LIMIT, opened))
             else:
-                self.close((FAILOVER, opened))
-        self.close((CONNECT, connected), (SEND, sent), (UPSTREAM, first_in))
+                self.stamps.append((FAILOVER, opened))
+        self.stamps += ((CONNECT, connected), (SEND, sent), (UPSTREAM, first_in))
 
     def first_token_out(self, at: float, status: int) -> None:
         record = self.record
-        self.close((RELAY, at))
+        self.stamps.append((RELAY, at))
         record.loop_lag = self._lag.since(record.arrival, at)
         record.status = status
         record.ttft = at - record.arrival
@@ -294,37 +287,45 @@ class RequestTimeline:
         """Note tokens and engine times of the attempt that won, at its end. `reasoning_in`, `answer_in`: first tokens.
         `blocks`: of the prompt, as the pool that answered counts. `usage`: of the whole answer, where one server gave
         it."""
-        record = self.record
-        self.attempt_ended(attempt)
-        record.prompt_tokens_reported = reported.prompt_tokens
-        record.cached_tokens_reported = reported.cached_tokens
-        record.engine_ttft = reported.engine_ttft
-        record.engine_queue = times.queue
-        record.engine_prefill = times.prefill
-        record.output_tokens = output_tokens
-        record.tpot = tpot
-        record.gaps = gaps
-        record.facts = facts
-        if usage is not None:
-            record.cache_write_tokens_reported = usage.cache_write
-            record.reasoning_tokens_reported = usage.reasoning
-        if record.ttft is not None:  # no earlier than the first token was written
-            if reasoning_in is not None:
-                record.first_reasoning = max(reasoning_in - record.arrival, record.ttft)
-            if answer_in is not None:
-                record.first_answer = max(answer_in - record.arrival, record.ttft)
+        record, ttft, before = self.record, self.record.ttft, self.record.answer
+        record.attempts.append(attempt)
+        if ttft is not None:  # no earlier than the first token was written
+            reasoning_in = None if reasoning_in is None else max(reasoning_in - record.arrival, ttft)
+            answer_in = None if answer_in is None else max(answer_in - record.arrival, ttft)
+        record.answer = AnswerFacts(
+            model=before.model,
+            head=before.head,
+            first_byte=before.first_byte,
+            first_reasoning=None if ttft is None else reasoning_in,
+            first_answer=None if ttft is None else answer_in,
+            tpot=tpot,
+            gaps=gaps,
+            prompt_tokens=reported.prompt_tokens,
+            cached_tokens=reported.cached_tokens,
+            cache_write_tokens=None if usage is None else usage.cache_write,
+            reasoning_tokens=None if usage is None else usage.reasoning,
+            output_tokens=output_tokens,
+            engine_queue=times.queue,
+            engine_prefill=times.prefill,
+            engine_ttft=reported.engine_ttft,
+            facts=facts,
+        )
         self._blocks = blocks
+
+    def unjudged(self) -> None:
+        """Note that the answer is none of an engine: its promises are not judged."""
+        self.record.is_judged = False
 
     def unseen(self) -> None:
         """Drop the TTFT budget of an answer whose body another proxy hides: the time of the first token is unknown."""
-        self.record.ttft_budget = None
+        self._budget(ttft=None)
 
     def gaps_unseen(self) -> None:
         """Drop the gap budget of an answer: the arrival times of some tokens are unknown, and so are the gaps."""
-        self.record.gap_budget = None
+        self._budget(gap=None)
 
-    def seen(self, sight: AnswerSight) -> None:
-        self.record.sight = sight
+    def _budget(self, **changed: float | None) -> None:
+        self.record.budgets = self.record.budgets._replace(**changed)
 
     def refused(self, status: int, error: str, end: RequestOutcome, at: float) -> None:
         """An error reply is about to be written."""
@@ -349,18 +350,15 @@ class RequestTimeline:
         """The last byte is out, or nothing more will be."""
         record = self.record
         record.prefix = landmarks(self._blocks)
-        if (request := self.request) is not None:
-            record.reasoning_effort = request.reasoning_effort
-            record.conversation = _digest(request.session) if request.is_conversation else ""
-            record.service_tier = request.body.get("service_tier")
         if record.ttft is not None:
-            self.close((STREAM, at))
+            self.stamps.append((STREAM, at))
         else:
             self.stalled(at)
         record.end = end
         record.total = at - record.arrival
         if error:
             record.error = error
+        self.add_up()
 
     def close_unanswered(self) -> None:
         """Close the stages of a request that ended without a first token: the time of its failed attempts, then of the
@@ -368,25 +366,21 @@ class RequestTimeline:
         record = self.record
         failed = [attempt.ended for attempt in record.attempts if attempt.ending is not AttemptOutcome.CANCELLED]
         if failed:
-            self.close((FAILOVER, record.arrival + max(failed)))
+            self.stamps.append((FAILOVER, record.arrival + max(failed)))
         if len(failed) < len(record.attempts):
-            self.close((UPSTREAM, record.arrival + record.total))
-
-    def landmarks(self) -> Sequence[int]:
-        """Block hashes of the prompt at every LANDMARK tokens, enough for a replay to find prompts with a shared
-        prefix. The tokens are the gateway's own: an engine's count is learned, and learned counts change."""
-        return landmarks(self._blocks)
+            self.stamps.append((UPSTREAM, record.arrival + record.total))
+        self.add_up()
 
 
 def landmarks(blocks: PrefixBlocks) -> Sequence[int]:
-    """Block hashes at every LANDMARK tokens."""
+    """Block hashes of the prompt at every LANDMARK tokens, enough for a replay to find prompts with a shared prefix.
+    The tokens are the gateway's own: an engine's count is learned, and learned counts change."""
     step = max(LANDMARK // blocks.size, 1)
     return blocks.hashes[step - 1 :: step]
 
 
-def note_on_screen(record: Record, seconds: float) -> None:
-    """Note the caller's own measurement, which comes after the answer."""
-    record.on_screen = seconds
+def _is_external_refused(decision: Decision) -> bool:
+    return any(each.kind is RejectionKind.EXTERNAL_LIMIT for each in decision.rejected)
 
 
 def _digest(name: str) -> str:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from gateway.observe.columns import named
+from gateway.observe.part_notes import DIAGNOSIS
 from gateway.observe.record import Record
 from gateway.observe.record_columns import RECORD
 
@@ -32,12 +33,13 @@ class Row(NamedTuple):
 
 
 def packed(record: Record) -> Row:
-    row = [*RECORD.row(record), None if record.diagnosis is None else record.diagnosis.as_json()]
+    why = DIAGNOSIS.of(record)
+    row = [*RECORD.row(record), None if why is None else why.as_json()]
     try:
         values = _encode(row)
     except UNPACKABLE:
         values = json.dumps(row).encode()
-    return Row(record.wall, record.route, record.request_id, record.end.value, values)
+    return Row(record.wall, record.route.name, record.request_id, record.end.value, values)
 
 
 def unpacked(names: str, values: bytes) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from gateway.observe.part_notes import LEFT_OUT
 from gateway.observe.record import AttemptRecord
 from gateway.upstream.answer_hooks import Rest
 from gateway.upstream.attempt import WireAttempt
@@ -15,12 +16,13 @@ def note_won(routed: RoutedRequest, wire: WireAttempt, first_in: float) -> None:
     """The attempt answers the caller. `first_in`: monotonic s of the answer's first token."""
     times, model, pool = wire.times, wire.request.model, wire.attempt.candidate.endpoint.pool
     if (translated := routed.request.translated.get(pool)) is not None:
-        routed.timeline.left_out(translated.left_out)
+        LEFT_OUT.put(routed.timeline.record, translated.left_out)
     lost = routed.request.withheld
     if wire.request.max_tokens is not None:
         lost += wire.upstream.backend.lost(wire.request)
     if lost:
-        routed.timeline.left_out({**routed.timeline.record.left_out, **{member: member for member in lost}})
+        found = LEFT_OUT.of(routed.timeline.record)
+        LEFT_OUT.put(routed.timeline.record, {**found, **{member: member for member in lost}})
     routed.timeline.won(
         wire.attempt.candidate,
         header_safe(model) if routed.model else model,

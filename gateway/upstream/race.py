@@ -18,6 +18,7 @@ from typing import Any
 from backends.failures import LATE, NOT_ASSEMBLED, NOT_READ, OF_STREAMS, SILENT, STOPPED
 from backends.http.loop_aware_timer import LoopAwareTimer
 from backends.interface import Failure
+from gateway.observe.part_notes import SHORTCOMING
 from gateway.observe.record import RequestOutcome, Stage
 from gateway.refusals import refusal_of
 from gateway.upstream.answer import Answer, whole_reply
@@ -137,7 +138,7 @@ class Race:
                 case Cancel(number, outcome):
                     self._cancel(self.attempts[number], outcome)
                 case Keep(_, shortcoming):
-                    self.routed.timeline.kept(shortcoming)
+                    SHORTCOMING.put(self.routed.timeline.record, shortcoming)
                 case Leave(number, why):
                     self._leave(self.attempts[number], why)
                 case GiveUp():

@@ -114,7 +114,7 @@ class RoutedRequest:
             hedge=route.hedge != "off",
             first_token_limit=self.first_token_limit if seen else WHOLE_ANSWER,
             limit_is_meant=self.limit_is_meant and seen,
-            budget=self.timeline.record.ttft_budget or 0.0,
+            budget=self.timeline.record.budgets.ttft or 0.0,
             checks_forecasts=self.limits_are_meant or route.total is not None,
             limit_at=self.timeline.record.arrival + route.total_limit,
             idle=self.idle,

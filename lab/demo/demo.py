@@ -133,17 +133,17 @@ def rows(records: Iterable[Record], routes: Iterable[str], now: float, since: fl
     """`since`: start of counting, so the first seconds are not divided by a whole window."""
     recent = [r for r in records if r.arrival + r.total >= now - WINDOW]
     span = max(min(WINDOW, now - since), 1.0)
-    return [_row(route, [r for r in recent if r.route == route], span) for route in routes]
+    return [_row(route, [r for r in recent if r.route.name == route], span) for route in routes]
 
 
 def _row(route: str, records: list[Record], span: float) -> tuple[str, ...]:
     """A cell for each of COLUMNS; a dash without any Record."""
-    ttfts = sorted(r.ttft for r in records if r.ttft is not None and r.stream)
-    budgets = [r.ttft_budget for r in records if r.ttft_budget]
+    ttfts = sorted(r.ttft for r in records if r.ttft is not None and r.asked.stream)
+    budgets = [r.budgets.ttft for r in records if r.budgets.ttft]
     judged = [r.ttft_met for r in records if r.ttft_met is not None]
-    pools = Counter(r.pool for r in records if r.ttft is not None)
-    prompt = sum(r.prompt_tokens_reported or 0 for r in records)
-    cached = sum(r.cached_tokens_reported or 0 for r in records)
+    pools = Counter(r.endpoint.pool for r in records if r.ttft is not None)
+    prompt = sum(r.answer.prompt_tokens or 0 for r in records)
+    cached = sum(r.answer.cached_tokens or 0 for r in records)
     return (
         route,
         f"{len(records) / span:.1f}",

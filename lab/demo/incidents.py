@@ -49,7 +49,9 @@ async def _cold_cache(stage: IncidentStage) -> None:
     await stage.calm()
     messages = _session(stage)
     record = await stage.record(await stage.ask(messages))
-    dead = next(server for server in stage.servers if record is not None and record.endpoint.endswith(str(server.port)))
+    dead = next(
+        server for server in stage.servers if record is not None and record.endpoint.id.endswith(str(server.port))
+    )
     await dead.kill()
     await asyncio.sleep(1.5)  # for the gateway to notice
     await stage.ask(_next_turn(stage, messages), victim=True)

@@ -91,10 +91,10 @@ async def _gateway(document: Mapping[str, Any]) -> AsyncIterator[Gateway]:
 def _join(result: RequestResult, record: Record | None, scenario: Scenario) -> None:
     """Add what the gateway knows of a request."""
     if record is not None:
-        result.tier = record.tier or 0
-        result.endpoint, result.pool = record.endpoint, record.pool
-        result.external = any(pool.name == record.pool and not pool.local for pool in scenario.pools)
-        result.cached, result.cost = record.cached_tokens_reported or 0, record.cost_usd
+        result.tier = record.placed.tier or 0
+        result.endpoint, result.pool = record.endpoint.id, record.endpoint.pool
+        result.external = any(pool.name == record.endpoint.pool and not pool.local for pool in scenario.pools)
+        result.cached, result.cost = record.answer.cached_tokens or 0, record.cost_usd
         result.attempts = len(record.attempts)
         result.hedges = sum(attempt.kind is AttemptKind.HEDGE for attempt in record.attempts)
 

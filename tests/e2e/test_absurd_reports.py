@@ -101,5 +101,5 @@ async def test_what_generates_nothing_has_no_output(path: str, body: Any, answer
             sent = post({"model": "chat", **body, "pad": "x" * 900}, "authorization: Bearer sk-dev", path=path)
             status, headers, _ = await caller.whole(sent)
             record = last(gateway)
-            assert (status, record.output_tokens, record.attempts[-1].tokens) == (200, 0, 1000)
+            assert (status, record.answer.output_tokens, record.attempts[-1].tokens) == (200, 0, 1000)
             assert float(headers["x-firsttoken-cost-usd"]) == pytest.approx(1.0)

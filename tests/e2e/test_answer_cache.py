@@ -17,6 +17,7 @@ from pydantic import SecretStr
 from gateway.app import Gateway
 from gateway.cluster.redis_client import RedisClient
 from gateway.config.models import Config
+from gateway.observe.part_notes import CACHE
 from gateway.parts.answers import answer_stores
 from gateway.parts.answers.answer_cache import AnswerCache
 from gateway.parts.answers.answer_copy import MAX_ANSWER
@@ -91,8 +92,14 @@ async def test_an_equal_request_gets_the_same_bytes_and_no_engine_is_asked() -> 
         assert first[1] == second[1]
         assert len(api.requests) == 1
         miss, hit = gateway.recorder.recent
-        assert (miss.cache, miss.cost_usd > 0, miss.ttft is not None) == ("miss", True, True)
-        assert (hit.cache, hit.cost_usd, hit.ttft, hit.attempts, hit.end.value) == ("hit", 0.0, None, [], "completed")
+        assert (CACHE.of(miss), miss.cost_usd > 0, miss.ttft is not None) == ("miss", True, True)
+        assert (CACHE.of(hit), hit.cost_usd, hit.ttft, hit.attempts, hit.end.value) == (
+            "hit",
+            0.0,
+            None,
+            [],
+            "completed",
+        )
         assert (hit.ttft_met, hit.tpot_met, hit.total_met) == (None, None, None)
         page = (await get(gateway.admin_url, "/metrics"))[2].decode()
     assert 'firsttoken_answer_cache_total{result="hit",route="chat"} 1.0' in page
@@ -194,7 +201,7 @@ async def test_requests_whose_answers_differ_are_not_looked_up(body: Any, rule: 
             async with calling(gateway.url) as caller:
                 _, headers, _ = await caller.whole(post(body, path=path))
                 assert HEADER not in headers
-        assert last(gateway).cache == ""
+        assert CACHE.of(last(gateway)) == ""
 
 
 async def test_any_temperature_and_embeddings_are_looked_up() -> None:

@@ -124,7 +124,7 @@ async def test_openais_sdk_is_served_by_anthropic() -> None:
         assert answer.usage is not None
         assert (answer.usage.prompt_tokens, answer.usage.prompt_tokens_details.cached_tokens) == (10, 5)
         record = last(gateway)
-        assert (record.end, record.prompt_tokens_reported) == (RequestOutcome.COMPLETED, 10)
+        assert (record.end, record.answer.prompt_tokens) == (RequestOutcome.COMPLETED, 10)
 
 
 @pytest.mark.parametrize("wants_usage", [True, False])
@@ -229,7 +229,7 @@ async def test_a_tier_of_another_dialect_takes_over(fault: Script, speaks: str) 
         pools = {"claude": claude(first), "second": pool(second.url)}
         async with running(pools) as gateway:
             assert await asked(gateway, speaks, streams) == "two"
-            assert last(gateway).pool == "second"
+            assert last(gateway).endpoint.pool == "second"
 
 
 async def asked(gateway: Gateway, speaks: str, streams: bool) -> str | None:
@@ -311,7 +311,7 @@ async def test_a_native_stream_passes_untouched() -> None:
             message = await stream.get_final_message()
         assert message.to_dict()["content"] == MESSAGE["content"]
         assert (message.stop_reason, message.usage.cache_read_input_tokens) == ("tool_use", 5)
-        assert (last(gateway).end, last(gateway).prompt_tokens_reported) == (RequestOutcome.COMPLETED, 10)
+        assert (last(gateway).end, last(gateway).answer.prompt_tokens) == (RequestOutcome.COMPLETED, 10)
 
 
 async def test_the_tokens_of_a_prompt_are_counted_by_anthropic() -> None:
@@ -445,7 +445,7 @@ async def test_a_message_tells_no_caller_what_another_has_cached(dialect: str, s
             else:
                 usage = (await client.messages.create(model="chat", max_tokens=9, messages=ASKED)).usage
             assert (usage.input_tokens, usage.cache_read_input_tokens) == (10, 0)
-            assert last(gateway).cached_tokens_reported == 5
+            assert last(gateway).answer.cached_tokens == 5
 
 
 CACHED = {

@@ -44,8 +44,8 @@ async def test_a_deadline_is_the_budget_of_the_whole_answer_and_stays_in_the_gat
             assert (await ask(gateway, "nightly"))[0] == 200
             assert (await ask(gateway, "nightly", x_slo_deadline=f"{time() + 600:.0f}"))[0] == 200
             by_route, by_caller = gateway.recorder.recent
-        assert by_route.total_budget == 6 * 3600.0
-        assert by_caller.total_budget == pytest.approx(600.0, abs=5.0)
+        assert by_route.budgets.total == 6 * 3600.0
+        assert by_caller.budgets.total == pytest.approx(600.0, abs=5.0)
         assert by_route.total_met
         assert all("x-slo-deadline" not in sent.headers for sent in upstream.requests)
 
@@ -69,7 +69,7 @@ async def test_a_caller_that_leaves_takes_its_batch_work_along() -> None:
         await eventually(lambda: not gateway.queue.depth())
         assert (await first)[0] == 200
         await eventually(lambda: len(gateway.recorder.recent) == 2)
-        ends = {record.route: record.end for record in gateway.recorder.recent}
+        ends = {record.route.name: record.end for record in gateway.recorder.recent}
         assert len(servers[0].requests) == 1
     assert ends == {"chat": RequestOutcome.COMPLETED, "nightly": RequestOutcome.CLIENT_GONE}
 
@@ -81,6 +81,6 @@ async def test_work_without_a_place_by_its_deadline_is_refused_and_missed() -> N
         await eventually(lambda: len(servers[0].requests) == 1)
         status, told = await ask(gateway, "nightly", x_slo_deadline=f"{time() + 1:.3f}")
         assert (await first)[0] == 200
-        record = next(record for record in gateway.recorder.recent if record.route == "nightly")
+        record = next(record for record in gateway.recorder.recent if record.route.name == "nightly")
     assert (status, record.end, record.total_met) == (503, RequestOutcome.SHED, False)
     assert "No server had time" in told

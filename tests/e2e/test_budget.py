@@ -50,7 +50,7 @@ async def test_a_prompt_that_the_first_tier_cannot_prefill_in_time_goes_to_the_n
             await ask(gateway.url, "hi")
             await ask(gateway.url, LARGE_PROMPT)
             small, large = list(gateway.recorder.recent)[seen:]
-    assert (small.pool, large.pool) == ("slow", "fast")
+    assert (small.endpoint.pool, large.endpoint.pool) == ("slow", "fast")
     assert large.ttft is not None
     assert large.ttft_met
 
@@ -79,8 +79,8 @@ async def test_an_unattainable_budget_is_shed_or_answered_by_on_miss(on_miss: st
         (record,) = list(gateway.recorder.recent)[seen:]
     assert record.end is (RequestOutcome.COMPLETED if answered else RequestOutcome.SHED)
     assert record.ttft_met is False
-    assert record.prompt_tokens_estimated is not None  # what was turned away can be told, and replayed
-    assert record.prompt_tokens_estimated > 512
+    assert record.placed.prompt_tokens is not None  # what was turned away can be told, and replayed
+    assert record.placed.prompt_tokens > 512
     assert record.prefix
 
 
@@ -124,9 +124,9 @@ async def test_a_repeated_prefix_returns_to_its_engine() -> None:
                 text = f"conversation {talk} " * 400 + " ".join(f"turn {i}" for i in range(turn * 50))
                 await ask(gateway.url, text)
         records = list(gateway.recorder.recent)
-    homes = [record.endpoint for record in records[:6]] * 2
-    returned = [record.endpoint == home for record, home in zip(records[6:], homes, strict=True)]
-    cached = [(record.cached_tokens_reported or 0) > 500 for record in records[6:]]
+    homes = [record.endpoint.id for record in records[:6]] * 2
+    returned = [record.endpoint.id == home for record, home in zip(records[6:], homes, strict=True)]
+    cached = [(record.answer.cached_tokens or 0) > 500 for record in records[6:]]
     assert min(sum(returned), sum(cached)) >= 9  # all 12 at rest; a pause of the test machine makes an engine look slow
 
 
@@ -175,8 +175,8 @@ async def test_a_long_prompt_is_not_hopeless_on_arrival_where_the_budget_grows()
         await ask(gateway.url, LARGE_PROMPT)
         served = gateway.recorder.recent[-1]
     assert refused.value.response.headers["x-firsttoken-ttft-budget-ms"] == "500"
-    assert served.prompt_tokens_estimated is not None
-    assert served.ttft_budget == pytest.approx(0.5 + 0.7e-3 * served.prompt_tokens_estimated, rel=0.01)
+    assert served.placed.prompt_tokens is not None
+    assert served.budgets.ttft == pytest.approx(0.5 + 0.7e-3 * served.placed.prompt_tokens, rel=0.01)
     assert served.ttft is not None
     assert served.ttft > 1.0
     assert served.ttft_met
@@ -191,11 +191,11 @@ async def test_what_an_endpoint_holds_adds_nothing_to_the_budget() -> None:
         await ask(gateway.url, LARGE_PROMPT, extra_headers={"x-slo-ttft-ms": "600"})
         cold, warm, asked = gateway.recorder.recent
         explained = await explain(gateway.admin_url, LARGE_PROMPT)
-    assert cold.ttft_budget is not None
-    assert warm.ttft_budget is not None
-    assert cold.ttft_budget > 6.0
-    assert 0.5 < warm.ttft_budget < 0.53
-    assert asked.ttft_budget == pytest.approx(warm.ttft_budget)
+    assert cold.budgets.ttft is not None
+    assert warm.budgets.ttft is not None
+    assert cold.budgets.ttft > 6.0
+    assert 0.5 < warm.budgets.ttft < 0.53
+    assert asked.budgets.ttft == pytest.approx(warm.budgets.ttft)
     assert 0 < explained["uncached_tokens"] < 50
     assert explained["budget_left_ms"] < 530
 

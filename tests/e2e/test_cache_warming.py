@@ -88,9 +88,9 @@ async def test_a_restarted_engine_is_warmed_up_before_it_takes_its_share(caplog:
         await ask(gateway, "user 0", "tell me " * 40, "and then?")
         await ask(gateway, "somebody new")
         for record in list(gateway.recorder.recent)[-2:]:
-            assert record.prompt_tokens_reported is not None
-            assert record.cached_tokens_reported is not None
-            assert record.prompt_tokens_reported - record.cached_tokens_reported <= 32
+            assert record.answer.prompt_tokens is not None
+            assert record.answer.cached_tokens is not None
+            assert record.answer.prompt_tokens - record.answer.cached_tokens <= 32
 
 
 async def test_warm_up_requests_leave_no_record(caplog: pytest.LogCaptureFixture) -> None:

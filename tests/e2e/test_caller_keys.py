@@ -180,11 +180,11 @@ async def test_a_caller_without_a_key_gets_the_next_tier_and_no_key_of_another()
         async with running(pools, routes) as gateway:
             for sent in ([], [bearer("none")], [bearer(OWN), f"x-api-key: {OTHERS}"]):
                 assert (await ask(gateway, *sent))[0] == 200
-                assert last(gateway).pool == "small"
+                assert last(gateway).endpoint.pool == "small"
                 status, said = await ask(gateway, *sent, model="alone")
                 assert (status, "authentication_error" in said) == (401, True)
             assert (await ask(gateway, bearer(OWN)))[0] == 200
-            assert last(gateway).pool == "claude"
+            assert last(gateway).endpoint.pool == "claude"
     assert provider.asked == {OWN: 1}
     assert all(OWN not in str(request.headers) for request in ours.requests)
 
@@ -225,7 +225,7 @@ async def test_a_bad_key_goes_to_the_routes_next_pool() -> None:
         pools = {"claude": claude(provider.url), "small": pool(ours.url)}
         async with running(pools) as gateway:
             assert (await ask(gateway, bearer(OWN)))[0] == 200
-            assert (last(gateway).pool, len(last(gateway).attempts)) == ("small", 2)
+            assert (last(gateway).endpoint.pool, len(last(gateway).attempts)) == ("small", 2)
             assert is_untouched(gateway)
     assert ours.requests[-1].headers["authorization"] == "Bearer sk-backend"
 

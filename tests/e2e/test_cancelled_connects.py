@@ -139,6 +139,6 @@ async def test_a_losing_attempt_that_is_still_connecting_sends_no_byte(server_tl
         async with gateways.running(pools, routes) as gateway, caller(gateway):
             await eventually(lambda: gateway.recorder.recent)
             (record,) = gateway.recorder.recent
-            assert (record.end, record.pool) == (RequestOutcome.COMPLETED, "second")
+            assert (record.end, record.endpoint.pool) == (RequestOutcome.COMPLETED, "second")
             await slow.accept(0.3)
             assert slow.received == b""

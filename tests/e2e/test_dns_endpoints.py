@@ -97,7 +97,7 @@ async def test_a_pool_without_addresses_has_no_endpoint_until_the_name_resolves(
         async with gateway_by_name(Dns(), port) as gateway:
             await gateway.apply_config(Config.model_validate(document(two)))
             assert await stream_status(gateway) == 200
-            assert last(gateway).pool == "api"
+            assert last(gateway).endpoint.pool == "api"
 
 
 async def test_a_reload_keeps_resolved_addresses() -> None:
@@ -109,7 +109,7 @@ async def test_a_reload_keeps_resolved_addresses() -> None:
             endpoint = {"url": f"http://engines.localhost:{port}", "resolve": "10ms", "region": "here"}
             await gateway.apply_config(Config.model_validate(document({"only": {**pool(), "endpoints": [endpoint]}})))
             assert await stream_status(gateway) == 200
-            assert last(gateway).region == "here"
+            assert last(gateway).endpoint.region == "here"
             await asyncio.sleep(0.03)
             assert await stream_status(gateway) == 200
 

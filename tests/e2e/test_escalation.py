@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.app import Gateway
+from gateway.observe.part_notes import SHORTCOMING
 from gateway.observe.record import RequestOutcome
 from policies.types import AttemptKind
 from tests.support.builders import CHAT, Caller, calling, last, post
@@ -67,7 +68,7 @@ async def test_a_poor_answer_is_asked_of_the_next_tier(kind: str, poor: bytes) -
         assert (status, json.loads(body)["choices"][0]["message"]["content"]) == (200, '{"n": 1}')
         assert (headers["x-firsttoken-pool"], headers["x-firsttoken-attempts"]) == ("large", "2")
         record = last(gateway)
-        assert (record.end, record.escalated) == (RequestOutcome.COMPLETED, kind)
+        assert (record.end, SHORTCOMING.of(record)) == (RequestOutcome.COMPLETED, kind)
         assert [attempt.pool for attempt in record.attempts] == ["small", "large"]
         assert record.cost_usd == pytest.approx(2 * 15 / 1e6)
         assert len(small.requests) == len(large.requests) == 1
@@ -102,7 +103,7 @@ async def test_an_answer_of_vllm_is_judged_before_the_caller_gets_it() -> None:
 async def test_a_good_answer_is_asked_of_nobody_else() -> None:
     async with two_tiers([GOOD], [GOOD], "refusal", "length", "invalid_json") as (gateway, caller, _, large):
         status, _, _ = await caller.whole(post({**CHAT, "response_format": JSON_WANTED}))
-        assert (status, last(gateway).escalated, large.requests) == (200, "", [])
+        assert (status, SHORTCOMING.of(last(gateway)), large.requests) == (200, "", [])
 
 
 async def test_an_answer_with_tool_calls_is_no_broken_json() -> None:
@@ -127,7 +128,7 @@ async def test_without_another_tier_the_answer_is_sent_at_once() -> None:
         routes = {"chat": {"tiers": ["only"], "escalate": ["length"]}}
         async with running({"only": pool(only.url)}, routes) as gateway, calling(gateway.url) as caller:
             status, _, _ = await caller.whole(post(CHAT))
-            assert (status, last(gateway).escalated) == (200, "")
+            assert (status, SHORTCOMING.of(last(gateway))) == (200, "")
             assert [attempt.kind for attempt in last(gateway).attempts] == [AttemptKind.PRIMARY]
 
 
@@ -141,6 +142,6 @@ async def test_no_answer_is_escalated_out_of_the_regions() -> None:
         async with running(pools, routes) as gateway, calling(gateway.url) as caller:
             status, _, body = await caller.whole(post(CHAT))
             assert (status, json.loads(body)["choices"][0]["message"]["content"]) == (200, "and then")
-            assert last(gateway).escalated == "length"
+            assert SHORTCOMING.of(last(gateway)) == "length"
             assert {each.region for each in last(gateway).attempts} == {"eu"}
             assert [each for each in far.requests if each.method == "POST"] == []

@@ -100,7 +100,7 @@ async def test_queueing_time_counts_against_the_deadline() -> None:
     for record in records.values():
         before = sum(seconds for stage, seconds in record.stages.items() if stage is not Stage.STREAM)
         assert before == pytest.approx(record.ttft, abs=1e-3)
-        assert record.ttft_budget == pytest.approx(5.0)
+        assert record.budgets.ttft == pytest.approx(5.0)
     timing = dict(part.split(";dur=") for part in headers["server-timing"].split(", "))
     assert float(timing["queue"]) == pytest.approx(records["third"].stages[Stage.QUEUE] * 1e3, abs=0.02)
 

@@ -110,7 +110,7 @@ async def test_usage_is_requested_upstream_and_removed_unless_the_caller_request
     assert requested == [{"include_usage": True}] * 2
     assert without == TOKEN + END
     assert with_usage == TOKEN + END.replace(b"data: [DONE]", usage + b"data: [DONE]")
-    assert [record.prompt_tokens_reported for record in gateway.recorder.recent] == [7, 7]
+    assert [record.answer.prompt_tokens for record in gateway.recorder.recent] == [7, 7]
 
 
 async def test_unknown_fields_are_forwarded_unchanged() -> None:

@@ -477,7 +477,7 @@ async def test_figures_of_a_server_that_no_engine_has_are_none(stream: bool, cap
         whole = b'{"choices":[{"message":{"content":"hi"}}],%b}' % _FIGURES
         upstream.answer = chunked(ENDED + b'data: {"choices":[],%b}\n\n' % _FIGURES) if stream else reply(whole)
         status, _ = await ask(gateway, CHATS, stream)
-        assert (status, last(gateway).end, last(gateway).prompt_tokens_reported) == (
+        assert (status, last(gateway).end, last(gateway).answer.prompt_tokens) == (
             200,
             RequestOutcome.COMPLETED,
             None,

@@ -62,7 +62,7 @@ async def usage_and_record(gateway: Gateway, *arguments: Any, **more: Any) -> tu
 async def cached(gateway: Gateway, *arguments: Any, **more: Any) -> int:
     """Cached tokens by the usage in the answer; the prediction must be equal."""
     usage, record = await usage_and_record(gateway, *arguments, **more)
-    assert record.cached_tokens_predicted == record.cached_tokens_reported
+    assert record.placed.cached_tokens == record.answer.cached_tokens
     found: int = usage["prompt_tokens_details"]["cached_tokens"]
     return found
 
@@ -117,7 +117,7 @@ async def test_open_mode_has_one_cache_for_all_callers() -> None:
         assert await cached(gateway, prompt("x"), A) == 0
         assert await cached(gateway, prompt("x"), B) > 500
         usage, record = await usage_and_record(gateway, prompt("x"), B, cache_salt="mine")
-        assert usage["prompt_tokens_details"]["cached_tokens"] == 0 == record.cached_tokens_reported
+        assert usage["prompt_tokens_details"]["cached_tokens"] == 0 == record.answer.cached_tokens
         assert [received.body.get("cache_salt") for received in engine.requests] == [None, None, "mine"]
 
 
@@ -202,13 +202,13 @@ async def test_cached_counts_of_an_api_are_masked() -> None:
     async with Upstream(whole) as upstream, running({"api": pool(upstream.url)}, keys=KEYS) as gateway:
         assert await body_of_answer(gateway, A) == WHOLE.replace(REPORTED, MASKED)
         await eventually(lambda: gateway.recorder.live == 0)
-        assert last(gateway).cached_tokens_reported == 1920
+        assert last(gateway).answer.cached_tokens == 1920
     async with Upstream([*STREAM, LAST_CHUNK]) as upstream, running({"api": pool(upstream.url)}, keys=KEYS) as gateway:
         streamed = await body_of_answer(gateway, A, stream=True)
         assert streamed == (CONTENT + END + b"data: [DONE]\n\n").replace(REPORTED, MASKED)
         usage_requested = await body_of_answer(gateway, A, stream=True, stream_options={"include_usage": True})
         assert usage_requested == (CONTENT + END + ASKED + b"data: [DONE]\n\n").replace(REPORTED, MASKED)
-        assert last(gateway).cached_tokens_reported == 1920
+        assert last(gateway).answer.cached_tokens == 1920
 
 
 def of(*names: str, **routes: list[str]) -> list[dict[str, Any]]:

@@ -119,7 +119,7 @@ async def test_junk_is_dropped_where_no_text_is_lost(name: str, way: str, usage:
     ):
         texts, error, record = await read(*ways(junk, way), *rest, LAST_CHUNK, usage=usage, counted=counted)
         assert (texts, error, record.end) == (["hi", "hi", "hi", "."], "", RequestOutcome.COMPLETED)
-        assert record.output_tokens == 3
+        assert record.answer.output_tokens == 3
     assert counted == [1.0, 1.0]
 
 

@@ -58,7 +58,7 @@ async def test_a_repeated_answer_names_the_pool_and_the_model_that_wrote_it() ->
     async with two_tiers([whole("a")], []) as gateway:
         assert [await asked(gateway), await asked(gateway)] == [BIG, AGAIN]
         await eventually(lambda: len(gateway.recorder.recent) == 2)
-        assert (last(gateway).pool, last(gateway).model) == ("-", "-")
+        assert (last(gateway).endpoint.pool, last(gateway).answer.model) == ("-", "-")
 
 
 @pytest.mark.parametrize(

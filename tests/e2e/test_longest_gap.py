@@ -10,6 +10,7 @@ import openai
 import pytest
 
 from gateway.app import Gateway
+from gateway.observe import part_notes
 from gateway.observe.record import Record, RequestOutcome
 from lab.servers.simulated_server import SimulatedServer
 from tests.support.gateways import running
@@ -50,23 +51,23 @@ async def test_a_standstill_misses_the_budget_and_moves_nothing(rescue: str, sec
             stall(server, seconds)
         answer = await whole(client, "hello", max_tokens=60)
         record = last(gateway)
-        assert (record.rescue, record.gap_met, endings(record)) == ("", False, ["primary completed"])
+        assert (part_notes.RESCUE.of(record), record.gap_met, endings(record)) == ("", False, ["primary completed"])
         assert answer.longest_gap == pytest.approx(seconds, abs=0.1)
-        assert record.gaps.longest == pytest.approx(seconds, abs=0.1)
+        assert record.answer.gaps.longest == pytest.approx(seconds, abs=0.1)
 
 
 async def test_a_stream_that_stalls_for_longer_is_rescued_as_broken() -> None:
     """After 2 s; the silence up to the first token of the peer is a gap."""
     async with engines(2) as servers, gateway_before(*servers) as (gateway, client):
         uncut = await whole(client, "hello", max_tokens=60)
-        server = next(each for each in servers if each.url.endswith(last(gateway).endpoint[2:]))
+        server = next(each for each in servers if each.url.endswith(last(gateway).endpoint.id[2:]))
         stall(server, 5.0)
         answer = await read(client, "hello", max_tokens=60)
         assert same(answer, uncut)
         record = last(gateway)
-        assert (record.rescue, record.gap_met) == ("rescued", False)
+        assert (part_notes.RESCUE.of(record), record.gap_met) == ("rescued", False)
         assert endings(record) == ["primary broken", "rescue completed"]
-        assert 1.9 < (record.gaps.longest or 0.0) < 3.0
+        assert 1.9 < (record.answer.gaps.longest or 0.0) < 3.0
 
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
@@ -78,7 +79,7 @@ async def test_with_tools_on_offer_silence_is_no_evidence() -> None:
         for server in servers:
             stall(server, 5.0)
         await whole(client, "hello", max_tokens=60, tools=[TOOL])
-        assert (last(gateway).rescue, endings(last(gateway))) == ("", ["primary completed"])
+        assert (part_notes.RESCUE.of(last(gateway)), endings(last(gateway))) == ("", ["primary completed"])
 
 
 async def test_the_silence_before_a_break_is_a_gap() -> None:
@@ -89,4 +90,4 @@ async def test_the_silence_before_a_break_is_a_gap() -> None:
         assert answer.error
         record = last(pool.gateway)
         assert (record.end, record.gap_met) == (RequestOutcome.UPSTREAM_BROKE, False)
-        assert record.gaps.longest == pytest.approx(1.5, abs=0.1)
+        assert record.answer.gaps.longest == pytest.approx(1.5, abs=0.1)

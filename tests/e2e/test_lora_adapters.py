@@ -82,7 +82,7 @@ async def test_an_adapter_is_a_model_name() -> None:
     routes = {"chat": {"tiers": ["local"]}, "support": {"tiers": [{"pool": "local", "adapter": "adapter-b"}]}}
     async with engines(1) as servers, running({"local": adapted(*with_adapters(servers))}, routes) as gateway:
         status, answer = await ask(gateway, "adapter-a")
-        assert (status, answer["model"], last(gateway).model) == (200, "adapter-a", "adapter-a")
+        assert (status, answer["model"], last(gateway).answer.model) == (200, "adapter-a", "adapter-a")
         assert (await ask(gateway, "support"))[1]["model"] == "adapter-b"
         assert (await ask(gateway, "chat"))[1]["model"] == "served"
         assert [request.body["model"] for request in servers[0].requests] == ["adapter-a", "adapter-b", "served"]
@@ -100,7 +100,7 @@ async def test_adapters_share_no_prefix() -> None:
         for model in ("chat", "adapter-a", "adapter-b", "adapter-a", "chat"):
             _, answer = await ask(gateway, model, text)
             reported = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
-            cached.append((last(gateway).cached_tokens_predicted > 1900, reported > 1900))
+            cached.append((last(gateway).placed.cached_tokens > 1900, reported > 1900))
         assert cached == [(False, False)] * 3 + [(True, True)] * 2
 
 
@@ -171,7 +171,7 @@ async def test_a_gateway_learns_from_the_engine_what_others_have_loaded() -> Non
             await caller.ask(post({**CHAT, "model": NAMES[0], "stream": True, "max_tokens": 4000, "ignore_eos": True}))
             await eventually(lambda: any(load.adapters for load in gateway.monitor.engine_loads().values()))
             await stream(gateway, NAMES[0])
-            assert last(gateway).endpoint == f"local/127.0.0.1:{servers[2].port}"
+            assert last(gateway).endpoint.id == f"local/127.0.0.1:{servers[2].port}"
         assert [server.adapters.loads for server in servers] == [0, 0, 1, 0]
 
 

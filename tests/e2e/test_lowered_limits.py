@@ -52,8 +52,8 @@ async def test_a_limit_beyond_the_context_window_is_lowered_to_what_fits(dialect
         assert status == 200, reply
         record = gateway.recorder.recent[-1]
         lowered = int(headers[HEADER])
-        assert 10_000 < lowered <= WINDOW - (record.prompt_tokens_reported or 0)
-        assert (record.max_tokens, record.max_tokens_lowered) == (32_000, lowered)
+        assert 10_000 < lowered <= WINDOW - (record.answer.prompt_tokens or 0)
+        assert (record.asked.max_tokens, record.placed.max_tokens) == (32_000, lowered)
         _, headers, _ = await post(gateway.url, dialect, **body, **{limit: 32_000})
         assert int(headers[HEADER]) > lowered + 1_000  # a report has taught the engine's count
         _, headers, _ = await post(gateway.url, dialect, **body, **{limit: 4_000})
@@ -75,7 +75,7 @@ async def test_the_first_request_fits_an_engine_whose_tokenizer_the_gateway_does
             status, _, reply = await post(gateway.url, "chat", **asked)
             assert status == 200, reply
         record = gateway.recorder.recent[0]
-    assert (record.prompt_tokens_reported or 0) > 1.1 * (record.prompt_tokens_estimated or 0)
+    assert (record.answer.prompt_tokens or 0) > 1.1 * (record.placed.prompt_tokens or 0)
 
 
 async def test_a_prompt_that_leaves_no_room_for_an_answer_is_refused_in_words_that_agents_know() -> None:

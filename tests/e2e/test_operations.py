@@ -32,7 +32,7 @@ async def test_embeddings_pass_through_untouched() -> None:
         assert (status, body) == (200, EMBEDDED)
         assert upstream.requests[0].target == "/v1/embeddings"
         assert json.loads(upstream.requests[0].body) == {**asked, "model": "served"}
-        assert (last(gateway).end, last(gateway).prompt_tokens_reported) == (RequestOutcome.COMPLETED, 2)
+        assert (last(gateway).end, last(gateway).answer.prompt_tokens) == (RequestOutcome.COMPLETED, 2)
 
 
 @pytest.mark.parametrize(

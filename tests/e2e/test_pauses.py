@@ -78,9 +78,9 @@ async def test_no_pace_and_no_time_is_learned_from_a_pause(backend: str, after: 
     assert found.breaker == "closed"
     assert found.why in ("", "its load is not known: its /metrics has no series of vllm")
     if after > 0.1:
-        assert record.tpot is not None
-        assert record.tpot < 0.2
-        assert record.gaps.longest is None or record.gaps.longest < 5.0
+        assert record.answer.tpot is not None
+        assert record.answer.tpot < 0.2
+        assert record.answer.gaps.longest is None or record.answer.gaps.longest < 5.0
         assert 'firsttoken_long_gaps_total{pool="only",route="chat"} ' not in page
     else:
         assert 'firsttoken_ttft_prediction_error_seconds_bucket{le="5.0",pool="only"} 20.0' in page
@@ -111,7 +111,7 @@ async def test_a_whole_answer_teaches_no_pace_either() -> None:
             record = last(gateway)
             found = learned(gateway)
     assert found.tpot == pytest.approx(before.tpot, rel=0.3)
-    assert record.total_predicted_p90 is None or record.total_predicted_p90 < 5.0
+    assert record.placed.total_p90 is None or record.placed.total_p90 < 5.0
 
 
 async def test_an_engine_that_is_slow_without_a_pause_is_learned_as_slow() -> None:
@@ -124,6 +124,6 @@ async def test_an_engine_that_is_slow_without_a_pause_is_learned_as_slow() -> No
         async with running({"only": pool(slow.url, backend="vllm")}) as gateway:
             for _ in range(12):
                 await streamed(gateway)
-            assert last(gateway).ttft_predicted_p50 is not None
-            assert (last(gateway).ttft_predicted_p50 or 0.0) > 5.0
+            assert last(gateway).placed.ttft_p50 is not None
+            assert (last(gateway).placed.ttft_p50 or 0.0) > 5.0
     assert quick.samples == 12

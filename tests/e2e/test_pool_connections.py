@@ -98,7 +98,7 @@ async def test_a_proxy_that_is_gone_moves_callers_to_the_next_tier() -> None:
         pools = {"first": pool(upstream.url, proxy="http://127.0.0.1:9"), "second": pool(upstream.url)}
         async with running(pools) as gateway:
             assert (await ask(gateway))[0] == 200
-            assert last(gateway).pool == "second"
+            assert last(gateway).endpoint.pool == "second"
 
 
 async def test_query_parameters_are_added_to_the_url() -> None:
@@ -137,7 +137,7 @@ async def test_a_pool_may_take_longer_to_its_first_token_than_the_default() -> N
                 done, _ = await asyncio.wait([asking], timeout=60 if limit else 1)
                 assert bool(done) is (outcome is not None)
                 if done:
-                    assert last(gateway).pool == "fast"
+                    assert last(gateway).endpoint.pool == "fast"
                 asking.cancel()
                 await asyncio.gather(asking, return_exceptions=True)
 

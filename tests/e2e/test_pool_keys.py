@@ -97,7 +97,7 @@ async def test_a_data_parallel_rank_is_an_endpoint() -> None:
         assert found == {f"local/{server}/dp0": (3, 2), f"local/{server}/dp1": (0, None)}
         assert await stream_status(gateway) == 200
         sent = [request.headers for request in engine.requests if request.method == "POST"]
-        assert last(gateway).endpoint.endswith("/dp" + sent[-1]["x-data-parallel-rank"])
+        assert last(gateway).endpoint.id.endswith("/dp" + sent[-1]["x-data-parallel-rank"])
 
 
 @pytest.mark.parametrize(

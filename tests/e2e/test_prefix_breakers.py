@@ -39,9 +39,9 @@ async def hit_share(head: bool) -> tuple[float, float]:
                 await caller.chunks()
                 await eventually(lambda count=number: len(gateway.recorder.recent) == count)
         records = list(gateway.recorder.recent)
-    prompt = sum(record.prompt_tokens_reported or 0 for record in records)
-    reported = sum(record.cached_tokens_reported or 0 for record in records)
-    return reported / prompt, sum(record.cached_tokens_predicted or 0 for record in records) / prompt
+    prompt = sum(record.answer.prompt_tokens or 0 for record in records)
+    reported = sum(record.answer.cached_tokens or 0 for record in records)
+    return reported / prompt, sum(record.placed.cached_tokens or 0 for record in records) / prompt
 
 
 async def test_a_changing_head_costs_no_hit() -> None:

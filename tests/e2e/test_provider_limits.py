@@ -64,7 +64,7 @@ async def test_a_wait_beyond_the_budget_goes_to_the_next_tier_at_once() -> None:
             assert await ask(gateway) == 200
             assert await ask(gateway) == 200
             assert last(gateway).stages.get(Stage.RATE_LIMIT, 0.0) == 0.0
-            assert last(gateway).pool == "other"
+            assert last(gateway).endpoint.pool == "other"
             assert (len(api.requests), len(other.requests)) == (1, 1)
 
 
@@ -75,9 +75,9 @@ async def test_a_prompt_larger_than_the_tokens_left_goes_elsewhere_and_a_small_o
         async with running(pools, tiers("api", "other")) as gateway:
             assert await ask(gateway) == 200
             assert await ask(gateway, "word " * 1000) == 200
-            assert last(gateway).pool == "other"
+            assert last(gateway).endpoint.pool == "other"
             assert await ask(gateway) == 200
-            assert last(gateway).pool == "api"
+            assert last(gateway).endpoint.pool == "api"
 
 
 async def test_each_key_has_its_own_limit() -> None:
@@ -218,7 +218,7 @@ async def test_a_route_beyond_its_limit_for_apis_goes_to_the_next_tier_or_is_ref
         half: dict[str, Any] = {"limits": {"external": "50%"}}
         async with running(pools, tiers("api", "engine", **half)) as gateway:
             assert [await ask(gateway) for _ in range(4)] == [200] * 4
-            told = [(record.pool, record.external_refused) for record in gateway.recorder.recent]
+            told = [(record.endpoint.pool, record.placed.external_refused) for record in gateway.recorder.recent]
             assert told == [("engine", True), ("api", False)] * 2
         async with running(pools, tiers("api", **half)) as gateway:
             began = monotonic()
@@ -274,5 +274,5 @@ async def test_a_configured_limit_of_tokens_counts_answers_whose_server_does_not
         pools = {"api": pool(api.url, tokens_per_minute=150), "other": pool(other.url)}
         async with running(pools, tiers("api", "other")) as gateway:
             assert [await ask(gateway) for _ in range(2)] == [200] * 2
-            assert last(gateway).pool == "other"
+            assert last(gateway).endpoint.pool == "other"
     assert len(api.requests) == 1

@@ -126,7 +126,7 @@ async def test_a_prompt_that_no_engine_reports_is_settled_by_its_count() -> None
         await eventually(lambda: len(gateway.recorder.recent) == 2)
         settled = max(gateway.recorder.recent, key=lambda record: record.arrival)
         counted = encoder("o200k_base").count(second[:100_000])
-        assert settled.prompt_tokens_estimated != pytest.approx(counted, rel=0.0005)
+        assert settled.placed.prompt_tokens != pytest.approx(counted, rel=0.0005)
         assert settled.attempts[0].tokens == pytest.approx(counted + 8, abs=3)  # template and answer
 
 

@@ -37,7 +37,7 @@ async def answer(gateway: Gateway, **more: Any) -> tuple[int, str]:
         status, _ = await caller.ask(post({**STREAM, **more}))
         if status == 200:
             await caller.chunks()
-    return status, last(gateway).endpoint
+    return status, last(gateway).endpoint.id
 
 
 async def rest(caller: Caller) -> bytes:
@@ -76,7 +76,7 @@ async def test_a_request_keeps_its_candidates_over_a_reload() -> None:
                 assert (await asking)[0] == 200
                 await caller.chunks()
             record = last(gateway)
-            assert (record.end, record.pool, len(record.attempts)) == (RequestOutcome.COMPLETED, "b", 2)
+            assert (record.end, record.endpoint.pool, len(record.attempts)) == (RequestOutcome.COMPLETED, "b", 2)
             assert gateway.monitor.loads().keys() == {f"c/{third.url.removeprefix('http://')}"}
 
 
@@ -165,7 +165,7 @@ async def test_a_queued_request_is_decided_again_by_the_new_route_of_the_same_na
             assert (await queued)[0] == 200
             assert b'"hi"' in await rest(caller)
             record = last(gateway)
-            assert (record.pool, record.ttft_budget, record.end) == ("b", 50.0, RequestOutcome.COMPLETED)
+            assert (record.endpoint.pool, record.budgets.ttft, record.end) == ("b", 50.0, RequestOutcome.COMPLETED)
             assert sum(record.held.values()) > 0, "before the reload"
             assert {request.target for request in free.requests if request.method == "POST"} == {target}
 
@@ -193,7 +193,7 @@ async def test_routes_keys_and_budgets_change_with_the_next_request() -> None:
         assert (await answer(gateway))[0] == 413
         await gateway.apply_config(configured({"only": pool(upstream.url)}, routes))
         assert (await answer(gateway))[0] == 200
-        assert last(gateway).ttft_budget == pytest.approx(0.777)
+        assert last(gateway).budgets.ttft == pytest.approx(0.777)
         page = (await get(gateway.admin_url, "/metrics"))[2].decode()
         assert 'firsttoken_ttft_seconds_bucket{le="0.777",pool="only",route="chat"} 2.0' in page
         assert pytest.approx(0.777) in gateway.admin.on_screen.bounds

@@ -16,6 +16,7 @@ import openai
 import pytest
 
 from gateway.app import Gateway
+from gateway.observe.part_notes import RESCUE as NOTED
 from gateway.observe.record import Record, RequestOutcome
 from lab.servers.drivers import Faults
 from lab.servers.simulated_server import SimulatedServer
@@ -69,7 +70,7 @@ async def gateway_before(*servers: SimulatedServer, **more: Any) -> AsyncIterato
 
 
 def rescues(gateway: Gateway) -> list[Record]:
-    return [record for record in gateway.recorder.recent if record.rescue == "rescued"]
+    return [record for record in gateway.recorder.recent if NOTED.of(record) == "rescued"]
 
 
 async def test_an_answer_cut_anywhere_is_whole() -> None:
@@ -87,11 +88,11 @@ async def test_an_answer_cut_anywhere_is_whole() -> None:
             server.faults.cut_after_tokens = None
             assert same(answer, uncut), (answer, uncut)
             record = last(gateway)
-            if record.rescue:
+            if NOTED.of(record):
                 gaps.append(answer.longest_gap - (uncut.ttft or 0.0))
-                assert (record.rescue, record.end) == ("rescued", RequestOutcome.COMPLETED)
-                assert record.output_tokens == uncut.usage.completion_tokens
-                assert record.prompt_tokens_reported == uncut.usage.prompt_tokens
+                assert (NOTED.of(record), record.end) == ("rescued", RequestOutcome.COMPLETED)
+                assert record.answer.output_tokens == uncut.usage.completion_tokens
+                assert record.answer.prompt_tokens == uncut.usage.prompt_tokens
                 lost, won = record.attempts[-2:]
                 assert (lost.ending, won.kind, won.ending) == (
                     AttemptOutcome.BROKEN,
@@ -127,9 +128,9 @@ async def test_every_kind_of_break_is_rescued(fault: str, operation: str) -> Non
             assert same(answer, uncut)
             for name in FAULTS[fault]:
                 setattr(faults, name, getattr(Faults(), name))
-            if last(gateway).rescue:
+            if NOTED.of(last(gateway)):
                 break
-        assert last(gateway).rescue == "rescued"
+        assert NOTED.of(last(gateway)) == "rescued"
         if fault == "a stall":
             assert 2.0 <= answer.longest_gap <= 3.5
 
@@ -150,7 +151,7 @@ async def test_an_answer_that_breaks_twice_is_whole() -> None:
         record = last(gateway)
         assert [attempt.kind.value for attempt in record.attempts] == ["primary", "rescue", "rescue"]
         prompt, output = uncut.usage.prompt_tokens, uncut.usage.completion_tokens
-        assert record.output_tokens == output
+        assert record.answer.output_tokens == output
         assert record.cost_usd * 1e6 == pytest.approx(3 * prompt + 15 + 30 + output, abs=3)
 
 
@@ -195,7 +196,11 @@ async def test_what_cannot_be_continued_ends_by_an_error_event_at_once(case: str
         assert "closed the connection" in answer.error
         assert (answer.finish_reasons, answer.usage) == ([], None)
         record = last(gateway)
-        assert (record.rescue, record.end, len(record.attempts)) == ("refused", RequestOutcome.UPSTREAM_BROKE, 1)
+        assert (NOTED.of(record), record.end, len(record.attempts)) == (
+            "refused",
+            RequestOutcome.UPSTREAM_BROKE,
+            1,
+        )
         assert record.arrival + record.attempts[0].ended + 0.1 > record.arrival + record.total
 
 
@@ -222,7 +227,11 @@ async def test_the_peer_gets_the_text_so_far_and_its_stream_is_joined(case: str)
         assert body["messages"][-1] == {"role": "assistant", "content": "one two"}
         assert (body["continue_final_message"], body["add_generation_prompt"], body["max_tokens"]) == (True, False, 58)
         record = last(pool.gateway)
-        assert (record.rescue, record.prompt_tokens_reported, record.output_tokens) == ("rescued", 9, 4)
+        assert (NOTED.of(record), record.answer.prompt_tokens, record.answer.output_tokens) == (
+            "rescued",
+            9,
+            4,
+        )
 
 
 async def test_a_peer_that_ends_at_once_ends_the_answer() -> None:
@@ -250,7 +259,7 @@ async def test_a_peer_that_fails_too_is_an_explicit_error(case: str) -> None:
         assert answer.error
         assert (answer.finish_reasons, answer.usage) == ([], None)
         record = last(pool.gateway)
-        assert (record.rescue, record.end) == ("failed", RequestOutcome.UPSTREAM_BROKE)
+        assert (NOTED.of(record), record.end) == ("failed", RequestOutcome.UPSTREAM_BROKE)
         assert pool.gateway.proxy.dispatcher.retries.retrying == 0
 
 
@@ -273,7 +282,11 @@ async def test_a_peer_that_refuses_to_continue_writes_the_whole_answer_again() -
         assert (body["messages"], body["max_tokens"]) == ([{"role": "user", "content": "hello"}], 60)
         assert "continue_final_message" not in body
         record = last(pool.gateway)
-        assert (record.rescue, record.prompt_tokens_reported, record.output_tokens) == ("rescued", 9, 4)
+        assert (NOTED.of(record), record.answer.prompt_tokens, record.answer.output_tokens) == (
+            "rescued",
+            9,
+            4,
+        )
         assert sorted(attempt.kind.value for attempt in record.attempts) == ["primary", "rescue", "rescue"]
 
 
@@ -300,7 +313,10 @@ async def test_a_second_answer_in_other_words_is_an_explicit_error(case: str, at
         answer = await read(pool.client, "hello")
         assert (answer.text, answer.finish_reasons, answer.usage) == ("one two", [], None)
         assert "other words" in answer.error
-        assert (last(pool.gateway).rescue, last(pool.gateway).end) == ("failed", RequestOutcome.UPSTREAM_BROKE)
+        assert (NOTED.of(last(pool.gateway)), last(pool.gateway).end) == (
+            "failed",
+            RequestOutcome.UPSTREAM_BROKE,
+        )
 
 
 @asynccontextmanager
@@ -329,7 +345,7 @@ async def test_without_a_peer_in_the_pool_the_next_tier_continues() -> None:
         assert (answer.text, answer.finish_reasons, answer.ids, answer.error) == ("one two three", ["stop"], {"1"}, "")
         assert (pool.continuation["model"], pool.continuation["max_tokens"]) == ("big", 58)
         record = last(pool.gateway)
-        assert record.rescue == "rescued"
+        assert NOTED.of(record) == "rescued"
         assert [attempt.pool for attempt in record.attempts] == ["small", "large"]
 
 
@@ -337,7 +353,7 @@ async def test_a_next_tier_that_cannot_continue_is_not_asked() -> None:
     async with two_tiers(BREAKS["reset"], [STREAM_HEAD, chunk(REST), *END], "llamacpp") as pool:
         answer = await read(pool.client, "hello")
         assert (answer.text, bool(answer.error), len(pool.answered)) == ("one two", True, 1)
-        assert last(pool.gateway).rescue == "refused"
+        assert NOTED.of(last(pool.gateway)) == "refused"
 
 
 async def test_reasoning_is_not_continued() -> None:
@@ -347,7 +363,7 @@ async def test_reasoning_is_not_continued() -> None:
         began = monotonic()
         answer = await read(pool.client, "hello")
         assert "closed the connection" in answer.error
-        assert (last(pool.gateway).rescue, len(pool.answered)) == ("refused", 1)
+        assert (NOTED.of(last(pool.gateway)), len(pool.answered)) == ("refused", 1)
         assert monotonic() - began < 5
 
 
@@ -355,7 +371,7 @@ async def test_without_rescue_a_broken_stream_ends_by_an_error_event() -> None:
     async with scripted_pool(BREAKS["reset"], [STREAM_HEAD, chunk(REST), *END], rescue="off") as pool:
         answer = await read(pool.client, "hello")
         assert (answer.text, bool(answer.error), len(pool.answered)) == ("one two", True, 1)
-        assert last(pool.gateway).rescue == ""
+        assert NOTED.of(last(pool.gateway)) == ""
 
 
 async def test_a_caller_that_leaves_during_a_rescue_cancels_it() -> None:
@@ -421,7 +437,7 @@ async def test_a_peer_whose_first_events_cannot_be_told_to_the_caller_is_followe
         assert json.loads(answered[2].body)["messages"][-1] == {"role": "assistant", "content": "one two"}
         assert [events.count(text) for text in (b'"one"', b'" two"', b'" three"', b"event: message_stop")] == [1] * 4
         record = last(gateway)
-        assert (record.rescue, record.end) == ("rescued", RequestOutcome.COMPLETED)
+        assert (NOTED.of(record), record.end) == ("rescued", RequestOutcome.COMPLETED)
         assert [(each.number, each.ending.value) for each in record.attempts] == [
             *((1, "broken"), (2, "completed"), (3, "completed"))
         ]
@@ -456,7 +472,7 @@ async def test_silent_streams_are_left_one_by_one() -> None:
         assert (len(later), len(pool.answered)) == (1, 1)
         later.pop()()
         answer = await reading
-        assert (answer.text, answer.error, last(pool.gateway).rescue) == ("one two three", "", "rescued")
+        assert (answer.text, answer.error, NOTED.of(last(pool.gateway))) == ("one two three", "", "rescued")
 
 
 async def test_a_break_asks_for_the_forecasts_of_a_few_peers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -281,7 +281,7 @@ async def test_requests_about_stored_responses_count_in_the_quotas_of_their_key_
         (RequestOutcome.REFUSED, 404),
         (RequestOutcome.REFUSED, 429),
     ]
-    assert {(each.operation, each.route, each.tenant, each.ttft) for each in records} == {
+    assert {(each.operation, each.route.name, each.tenant, each.ttft) for each in records} == {
         ("responses", "-", "ann", None)
     }
 

@@ -69,7 +69,7 @@ async def test_messages_between_replicas_contain_no_prompt(
             async with calling(one.url) as caller:
                 assert (await caller.ask(canary_request(HEADERS, messages=LONG, stream=True, max_tokens=2)))[0] == 200
                 await caller.chunks()
-            place = last(one).endpoint
+            place = last(one).endpoint.id
             await eventually(lambda: 0 < indexed_blocks(one, place) <= indexed_blocks(other, place))
             assert await status(other, messages=LONG, max_tokens=2) == 200
             assert await status(one, messages=LONG, max_tokens=2) == 429

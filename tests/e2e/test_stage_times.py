@@ -90,17 +90,17 @@ async def test_engine_queue_and_engine_prefill_are_parts_of_upstream() -> None:
         record = last(gateway)
         queue, prefill = (stage_sum(gateway, part) for part in ("engine_queue", "engine_prefill"))
     await engine.stop()
-    assert record.engine_queue is not None
-    assert record.engine_prefill is not None
-    assert record.engine_queue > 0.05
-    assert record.engine_prefill > 0.05
-    inside = record.engine_queue + record.engine_prefill
-    assert inside == record.engine_ttft
+    assert record.answer.engine_queue is not None
+    assert record.answer.engine_prefill is not None
+    assert record.answer.engine_queue > 0.05
+    assert record.answer.engine_prefill > 0.05
+    inside = record.answer.engine_queue + record.answer.engine_prefill
+    assert inside == record.answer.engine_ttft
     assert 0.0 < record.stages[Stage.UPSTREAM] - inside < 2.0
-    assert (queue, prefill) == (record.engine_queue, record.engine_prefill)
+    assert (queue, prefill) == (record.answer.engine_queue, record.answer.engine_prefill)
     shown = RECORD.view(record)
     assert (shown["engine_queue_ms"], shown["engine_prefill_ms"]) == pytest.approx(
-        (record.engine_queue * 1e3, record.engine_prefill * 1e3), abs=1e-3
+        (record.answer.engine_queue * 1e3, record.answer.engine_prefill * 1e3), abs=1e-3
     )
     assert "engine_queue" not in shown["stages_ms"]
 

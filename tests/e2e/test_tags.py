@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gateway.observe import part_notes
 from gateway.observe.record_columns import RECORD
 from tests.support.builders import CHAT, conversing, get, last, post
 from tests.support.upstream import reply
@@ -38,7 +39,7 @@ async def test_listed_tags_are_recorded_and_counted(headers: list[str], metadata
     async with conversing(WHOLE, **LISTED) as (gateway, caller, upstream):
         body = CHAT if metadata is None else {**CHAT, "metadata": metadata}
         assert (await caller.whole(post(body, *headers)))[0] == 200
-        assert last(gateway).tags == tags
+        assert part_notes.TAGS.of(last(gateway)) == tags
         assert RECORD.view(last(gateway))["tags"] == tags
         page = (await get(gateway.admin_url, "/metrics"))[2].decode()
         assert json.loads(upstream.requests[0].body).get("metadata") == metadata
@@ -50,5 +51,5 @@ async def test_listed_tags_are_recorded_and_counted(headers: list[str], metadata
 async def test_without_listed_tags_none_are_read() -> None:
     async with conversing(WHOLE) as (gateway, caller, _):
         await caller.whole(post(CHAT, "x-firsttoken-tags: team-a"))
-        assert last(gateway).tags == ()
+        assert part_notes.TAGS.of(last(gateway)) == ()
         assert b"team-a" not in (await get(gateway.admin_url, "/metrics"))[2]

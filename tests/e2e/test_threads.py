@@ -169,7 +169,7 @@ async def test_a_thread_of_an_account_that_is_gone_begins_anew_at_another() -> N
     async with threads_kept() as (gateway, server):
 
         def lose_the_account() -> None:
-            held = gateway.recorder.recent[-1].endpoint
+            held = gateway.recorder.recent[-1].endpoint.id
             for _ in range(3):
                 gateway.fleet.on_probe_failed(held, monotonic())
 

@@ -83,7 +83,7 @@ async def test_a_request_is_one_trace_whose_stages_sum_to_its_ttft() -> None:
         assert span.end_time_unix_nano <= trace.request.end_time_unix_nano + 1000
     assert trace.request.start_time_unix_nano / 1e9 == pytest.approx(record.wall, abs=1e-6)
     usage = read(attempt.attributes)
-    assert usage["gen_ai.usage.output_tokens"] == record.output_tokens == 20
+    assert usage["gen_ai.usage.output_tokens"] == record.answer.output_tokens == 20
     assert (usage["server.address"], usage["server.port"]) == ("127.0.0.1", int(engine.url.rpartition(":")[2]))
     assert {r["service.name"] for r in collector.resources} == {"firsttoken"}
 

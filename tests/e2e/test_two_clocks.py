@@ -50,16 +50,16 @@ async def test_head_and_first_byte_of_a_reply_are_told_apart_from_its_first_toke
     screen = request_screen(shown)
     assert re.search(r"upstream: head of the reply 3\d\d ms, then first byte 5\d\d ms, then first", screen)
     assert "reasoning effort high" in screen
-    assert record.reasoning_effort == "high"
+    assert record.asked.reasoning_effort == "high"
 
 
 async def test_both_first_tokens_are_recorded_measured_and_logged() -> None:
     """The answer begins 1.2 s after the reasoning."""
     record, page, line = await asked(*THINKING, route={"ttft": {"budget": "1s"}})
     assert record.ttft is not None
-    assert record.first_reasoning == record.ttft
-    assert record.first_answer is not None
-    assert record.ttft < THOUGHT_S <= record.first_answer
+    assert record.answer.first_reasoning == record.ttft
+    assert record.answer.first_answer is not None
+    assert record.ttft < THOUGHT_S <= record.answer.first_answer
     assert record.ttft_met is True
     assert 'firsttoken_first_reasoning_seconds_count{pool="only",route="chat"} 1.0' in page
     assert 'firsttoken_first_answer_seconds_count{pool="only",route="chat"} 1.0' in page
@@ -70,8 +70,8 @@ async def test_a_budget_of_the_answer_is_missed_by_reasoning() -> None:
     """Attainment is judged by the first token of the answer."""
     record, page, _ = await asked(*THINKING, route=PROMISED)
     assert record.ttft is not None
-    assert record.first_answer is not None
-    assert record.ttft < THOUGHT_S <= record.first_answer
+    assert record.answer.first_answer is not None
+    assert record.ttft < THOUGHT_S <= record.answer.first_answer
     assert record.ttft_met is False
     assert 'firsttoken_slo_total{met="false",objective="ttft",route="chat"} 1.0' in page
 
@@ -79,7 +79,7 @@ async def test_a_budget_of_the_answer_is_missed_by_reasoning() -> None:
 async def test_an_answer_without_reasoning_has_one_clock() -> None:
     """No reasoning is recorded, and the first token is the answer's."""
     record, page, _ = await asked(STREAM_HEAD + REST, route=PROMISED)
-    assert (record.first_reasoning, record.first_answer, record.ttft_met) == (None, record.ttft, True)
+    assert (record.answer.first_reasoning, record.answer.first_answer, record.ttft_met) == (None, record.ttft, True)
     assert "firsttoken_first_reasoning_seconds_count{" not in page
 
 
@@ -88,7 +88,7 @@ async def test_reasoning_without_an_answer_misses_a_budget_of_the_answer() -> No
     script = STREAM_HEAD + chunk(THOUGHT + FINISH + DONE) + LAST_CHUNK
     for of, met in (("answer", False), ("any", True)):
         record, *_ = await asked(script, route={"ttft": {"budget": "1s", "of": of}})
-        assert (record.first_answer, record.ttft_met) == (None, met)
+        assert (record.answer.first_answer, record.ttft_met) == (None, met)
 
 
 async def test_a_tier_whose_reasoning_takes_too_long_is_left_for_the_next() -> None:
@@ -104,7 +104,7 @@ async def test_a_tier_whose_reasoning_takes_too_long_is_left_for_the_next() -> N
             await caller.ask(REQUEST)
             await caller.chunks()
             await eventually(lambda count=number: len(gateway.recorder.recent) > count)
-        pools = [record.pool for record in gateway.recorder.recent]
+        pools = [record.endpoint.pool for record in gateway.recorder.recent]
     assert pools == ["thinker", "direct", "direct"]
 
 
@@ -128,7 +128,7 @@ async def test_the_effort_of_reasoning_chooses_the_tier() -> None:
             await caller.ask(post({**CHAT, "stream": True, **body}))
             await caller.chunks()
         await eventually(lambda: len(gateway.recorder.recent) == len(asked))
-        assert [record.pool for record in gateway.recorder.recent] == [name for _, name in asked]
+        assert [record.endpoint.pool for record in gateway.recorder.recent] == [name for _, name in asked]
 
 
 async def test_an_api_that_hides_its_reasoning_is_forecast_by_effort() -> None:
@@ -144,6 +144,6 @@ async def test_an_api_that_hides_its_reasoning_is_forecast_by_effort() -> None:
             await caller.ask(post({**CHAT, "stream": True, "reasoning_effort": effort}))
             await caller.chunks()
             await eventually(lambda count=number: len(gateway.recorder.recent) > count)
-            predicted[effort] = last(gateway).ttft_predicted_p50 or 0.0
+            predicted[effort] = last(gateway).placed.ttft_p50 or 0.0
     assert predicted["low"] < 0.5
     assert predicted["high"] > 2.0

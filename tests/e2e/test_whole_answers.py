@@ -71,7 +71,7 @@ async def test_an_odd_stream_is_no_502_while_somebody_answers(kind: str, hedge: 
         for _ in range(3):
             status, _, body = await caller.whole(post(asked(kind)))
             assert (status, is_right(kind, body)) == (200, True)
-        assert last(gateway).pool == "a"
+        assert last(gateway).endpoint.pool == "a"
     assert not hung.requests
 
 

@@ -63,14 +63,20 @@ async def test_one_request_has_one_complete_record() -> None:
             await caller.chunks()
             await eventually(lambda: gateway.recorder.recent)
     (found,) = gateway.recorder.recent
-    assert (found.request_id, found.operation, found.stream, found.tenant) == ("mine-1", "chat", True, "all")
-    assert (found.route, found.workload, found.pool, found.model, found.tier) == ("chat", "chat", "only", "served", 0)
+    assert (found.request_id, found.operation, found.asked.stream, found.tenant) == ("mine-1", "chat", True, "all")
+    assert (found.route.name, found.route.workload, found.endpoint.pool, found.answer.model, found.placed.tier) == (
+        "chat",
+        "chat",
+        "only",
+        "served",
+        0,
+    )
     assert (found.end, found.status, found.error) == (RequestOutcome.COMPLETED, 200, "")
-    assert found.ttft_budget == pytest.approx(5.0)
-    assert found.total_budget == 30.0
-    assert (found.prompt_tokens_reported, found.cached_tokens_reported, found.output_tokens) == (7, 4, 2)
+    assert found.budgets.ttft == pytest.approx(5.0)
+    assert found.budgets.total == 30.0
+    assert (found.answer.prompt_tokens, found.answer.cached_tokens, found.answer.output_tokens) == (7, 4, 2)
     assert found.cost_usd == pytest.approx((7 * 1.0 + 2 * 10.0) / 1e6)
-    assert found.tpot is not None
+    assert found.answer.tpot is not None
     assert found.ttft is not None
     assert found.ttft <= found.total
     assert [(a.number, a.ending) for a in found.attempts] == [(1, AttemptOutcome.COMPLETED)]
@@ -133,7 +139,7 @@ async def test_a_refusal_has_the_headers_of_an_answer() -> None:
     assert headers["x-firsttoken-attempts"] == "0"
     assert headers["server-timing"].startswith("read;dur=")
     found = last(gateway)
-    assert (found.end, found.status, found.route, found.ttft_met) == (RequestOutcome.REFUSED, 404, "-", None)
+    assert (found.end, found.status, found.route.name, found.ttft_met) == (RequestOutcome.REFUSED, 404, "-", None)
 
 
 async def test_an_error_counts_all_failed_attempts() -> None:
@@ -341,4 +347,4 @@ async def test_a_requested_usage_event_passes_unchanged() -> None:
         for options, body in ((None, ANSWER), ({"include_usage": True}, metered)):
             await caller.ask(post({**STREAM, "stream_options": options}))
             assert b"".join(await caller.chunks()) == body
-    assert [found.prompt_tokens_reported for found in gateway.recorder.recent] == [7, 7]
+    assert [found.answer.prompt_tokens for found in gateway.recorder.recent] == [7, 7]

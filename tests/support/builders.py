@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Hashable, Mapping
 from contextlib import asynccontextmanager
+from functools import cache
 from time import monotonic
 from typing import Any
 
@@ -16,7 +17,19 @@ from backends.interface import Backend, BackendConfig, BackendRequest, Failure, 
 from gateway.api import inference_request as ingress
 from gateway.api.inference_request import InferenceRequest
 from gateway.app import Gateway
-from gateway.observe.record import Record, RequestOutcome
+from gateway.observe.columns import Note
+from gateway.observe.part_notes import (
+    CACHE,
+    DIAGNOSIS,
+    LEFT_OUT,
+    LINEAGE,
+    ON_SCREEN,
+    RESCUE,
+    SHORTCOMING,
+    SIGHT,
+    TAGS,
+)
+from gateway.observe.record import UNROUTED, AnswerFacts, AskedFacts, Budgets, Placed, Record, RequestOutcome
 from gateway.upstream.attempt import BrokenOff, Milestone, WireAttempt, WireEvent
 from gateway.upstream.attempt_sinks import AnswerSink, AttemptSink
 from gateway.upstream.upstream import Upstream as Target
@@ -72,14 +85,37 @@ def request(headers: Mapping[str, str] | None = None, **body: Any) -> InferenceR
     return ingress.parse(Operation.CHAT, raw, headers or {}, 0.0, "req-1")
 
 
+ORIGINS = {"asked": AskedFacts, "budgets": Budgets, "placed": Placed, "answer": AnswerFacts}
+NOTES: dict[str, Note[Any]] = {
+    "diagnosis": DIAGNOSIS,
+    "lineage": LINEAGE,
+    "escalated": SHORTCOMING,
+    "rescue": RESCUE,
+    "cache": CACHE,
+    "tags": TAGS,
+    "sight": SIGHT,
+    "left_out": LEFT_OUT,
+    "on_screen": ON_SCREEN,
+}
+FLAT = {  # short names of facts, for tests
+    **{name: ("asked", name) for name in AskedFacts._fields},
+    **{f"{name}_budget": ("budgets", name) for name in Budgets._fields},
+    **{name: ("placed", name) for name in ("tier", "chance", "scorer", "external_refused")},
+    "max_tokens_lowered": ("placed", "max_tokens"),
+    "prompt_tokens_estimated": ("placed", "prompt_tokens"),
+    "cached_tokens_predicted": ("placed", "cached_tokens"),
+    **{f"{what}_predicted_{q}": ("placed", f"{what}_{q}") for what in ("ttft", "total") for q in ("p50", "p90")},
+    **{name: ("answer", name) for name in AnswerFacts._fields},
+    **{f"{name}_reported": ("answer", name) for name in AnswerFacts._fields if name.endswith("_tokens")},
+}
+
+
 def record(**known: Any) -> Record:
-    """Record of a streamed answer that met its budgets; `known` replaces fields."""
-    given = {
+    """Record of a streamed answer that met its budgets; `known` replaces facts and notes, by their own names."""
+    given: dict[str, Any] = {
         "request_id": "req-1",
         "arrival": 100.0,
         "wall": 1.7e9,
-        "route": "chat",
-        "workload": "chat",
         "stream": True,
         "end": RequestOutcome.COMPLETED,
         "status": 200,
@@ -90,8 +126,26 @@ def record(**known: Any) -> Record:
         "ttft_budget": 0.8,
         "total": 1.0,
         "output_tokens": 10,
+        **known,
     }
-    return Record(**{**given, **known})
+    own, name = given.pop("ttft_of", "any"), given.pop("route", "chat")
+    more = {"ttft": {"budget": "800ms", "of": own}} if own != "any" else {}
+    more |= {"total": {"budget": "5s"}} if given.pop("weighs_completion", False) else {}
+    given["route"] = UNROUTED if name == "-" else _route(name, given.pop("workload", "chat"), json.dumps(more))
+    given["endpoint"] = Endpoint(given["endpoint"], given.pop("pool"), given.pop("region", ""))
+    facts: dict[str, dict[str, Any]] = {origin: {} for origin in ORIGINS}
+    for flat in given.keys() & FLAT.keys():
+        origin, fact = FLAT[flat]
+        facts[origin][fact] = given.pop(flat)
+    noted = {flat: given.pop(flat) for flat in given.keys() & NOTES.keys()}
+    notes = tuple(each for flat, value in noted.items() for each in (NOTES[flat], value))
+    made = {origin: ORIGINS[origin](**values) for origin, values in facts.items()}
+    return Record(**made, notes=notes, is_judged=noted.get("cache") != "hit", **given)
+
+
+@cache
+def _route(name: str, workload: str, more: str) -> Route:
+    return Route.model_validate({"name": name, "workload": workload, "tiers": ["small"], **json.loads(more)})
 
 
 # --------------------------------------------------------------------------- attempts

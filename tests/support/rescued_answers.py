@@ -83,7 +83,7 @@ def same(answer: Answer, uncut: Answer) -> bool:
 
 def holder(gateway: Gateway, servers: list[SimulatedServer]) -> SimulatedServer:
     """The server of the last answer, whose cache attracts the same prompt."""
-    return next(server for server in servers if server.url.endswith(last(gateway).endpoint[2:]))
+    return next(server for server in servers if server.url.endswith(last(gateway).endpoint.id[2:]))
 
 
 def scripted(*deltas: Mapping[str, Any]) -> bytes:

@@ -8,18 +8,32 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Container, Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from gateway.observe.columns import Note
 from gateway.observe.metrics.loop_lag import LoopLag
 from gateway.observe.metrics.series import Observed, counter, histogram, observe_all
+from gateway.observe.part_notes import (
+    CACHE,
+    COMPOSITION,
+    DIAGNOSIS,
+    LEFT_OUT,
+    LINEAGE,
+    RESCUE,
+    SHORTCOMING,
+    SIGHT,
+    TAGS,
+    AnswerSight,
+)
 from gateway.observe.record import STAGE_NAMES, AttemptRecord, Record, RequestOutcome, goodput_met
+from policies.diagnosis.diagnosis_report import Diagnosis
 from policies.fleet.pauses import PAUSE
 from policies.prefix_doctor.lineage import Lineage
-from policies.prefix_doctor.prompt_outline import PARTS
+from policies.prefix_doctor.prompt_outline import PARTS, Composition
 from policies.routes.route import Route
 from policies.types import AttemptKind, AttemptOutcome
 
@@ -95,6 +109,17 @@ class RequestMetrics:
         self.loop_lag = LoopLag()
         self._all: list[Collector] = list(vars(self).values())
         self._labels = labels
+        self._by_note: Mapping[Note[Any], Callable[[Record, Any], None]] = {
+            DIAGNOSIS: self._count_cause,
+            SHORTCOMING: self._count_escalation,
+            CACHE: self._count_cached,
+            RESCUE: self._count_rescue,
+            SIGHT: self._count_sight,
+            LEFT_OUT: self._count_left_out,
+            TAGS: self._count_tags,
+            COMPOSITION: self._count_parts,
+            LINEAGE: self._count_lineage,
+        }
         self.flush: Callable[[], None] = lambda: None
         registry.register(self)
 
@@ -116,10 +141,10 @@ class RequestMetrics:
             yield from series.collect()
 
     def __call__(self, record: Record) -> None:
-        route, pool, verdicts = record.route, record.pool, record.verdicts
+        route, pool, verdicts = record.route.name, record.endpoint.pool, record.verdicts
         observed: Observed = []
         self.requests.of[route, pool, record.end._value_].value += 1  # an enumeration's own hash is Python
-        times = (*record.spent, record.engine_queue, record.engine_prefill)
+        times = (*record.spent, record.answer.engine_queue, record.answer.engine_prefill)
         stages = self.stage.of
         for stage, spent in zip(STAGES_AND_PARTS, times, strict=True):
             if spent is not None:
@@ -129,11 +154,9 @@ class RequestMetrics:
             if met is not None:
                 self.slo.of[route, objective, "true" if met else "false"].value += 1
         model, key = self._labels.models.get(pool, ""), record.tenant if record.tenant in self._labels.keys else ""
-        self.served.of[route, model, record.region, key, _JUDGED[good]].value += 1
-        if record.ttft is not None and record.stream:
-            observed.append((self.served_ttft.of[model, record.region, key], record.ttft))
-        if record.diagnosis is not None:
-            self.slow.of[route, record.cause].value += 1
+        self.served.of[route, model, record.endpoint.region, key, _JUDGED[good]].value += 1
+        if record.ttft is not None and record.asked.stream:
+            observed.append((self.served_ttft.of[model, record.endpoint.region, key], record.ttft))
         for attempt in record.attempts:
             self.attempts.of[attempt.pool, attempt.region, attempt.kind._value_, attempt.ending._value_].value += 1
             self.cost.of[route, attempt.pool].value += attempt.cost_usd
@@ -141,34 +164,16 @@ class RequestMetrics:
                 self.junk.of[(attempt.pool,)].value += attempt.junk
             if attempt.kind is AttemptKind.HEDGE:
                 self.hedges.of[route, _result(record, attempt)].value += 1
-        if record.external_refused:
+        if record.placed.external_refused:
             self.external_refused.of[(route,)].value += 1
-        if record.escalated:
-            self.escalations.of[route, record.escalated].value += 1
-        for tag in record.tags:
-            self.tagged.of[tag, record.end._value_].value += 1
-            self.tagged_tokens.of[(tag,)].value += sum(attempt.tokens for attempt in record.attempts)
-            self.tagged_cost.of[(tag,)].value += record.cost_usd
-        if record.cache:
-            self.cached.of[route, record.cache].value += 1
-        if record.lineage.conversation:
-            self._count_session(record.lineage, route)
-        if (broken := record.lineage.broken) is not None:
-            self.breaks.of[route, broken.cls._value_].value += 1
-        if record.composition is not None:
-            for part, found in zip(PARTS, record.composition, strict=True):
-                if found:
-                    self.parts.of[route, part].value += found
-        for rule in record.repaired:
+        if notes := record.notes:
+            for note, value in zip(notes[::2], notes[1::2], strict=True):
+                if note in self._by_note:
+                    self._by_note[note](record, value)
+        for rule in record.asked.repaired:
             self.repaired.of[route, rule].value += 1
-        for member in set(record.left_out.values()):
-            self.left_out.of[route, pool, member].value += 1
-        if record.sight is not None:
-            self.sights.of[route, record.sight._value_].value += 1
-        if record.rescue:
-            self.rescues.of[route, record.rescue].value += 1
-        if record.total_predicted_p90 is not None and record.end is RequestOutcome.COMPLETED:
-            predicted = record.total_predicted_p50, record.total_predicted_p90
+        if record.placed.total_p90 is not None and record.end is RequestOutcome.COMPLETED:
+            predicted = record.placed.total_p50, record.placed.total_p90
             for percentile, total in zip(PERCENTILES, predicted, strict=True):
                 self.whole.of[route, percentile, "true" if record.total <= (total or 0.0) else "false"].value += 1
         if (ttft := record.ttft) is not None:
@@ -176,12 +181,51 @@ class RequestMetrics:
             observed.append((tally, ttft))
             if record.trace_id and ((trace := record.trace) is None or trace.sampled or verdicts[0] is False):
                 tally.examples[bisect_left(tally.bounds, ttft)] = record.trace_id, ttft, record.wall + ttft
-            if record.first_reasoning is not None:
-                observed.append((self.reasoning.of[route, pool], record.first_reasoning))
-            if record.first_answer is not None:
-                observed.append((self.answer.of[route, pool], record.first_answer))
+            if record.answer.first_reasoning is not None:
+                observed.append((self.reasoning.of[route, pool], record.answer.first_reasoning))
+            if record.answer.first_answer is not None:
+                observed.append((self.answer.of[route, pool], record.answer.first_answer))
             observed += self._count_answer(record, ttft, route, pool)
         observe_all(observed)
+
+    # -- notes of parts ------------------------------------------------------------------------------
+
+    def _count_cause(self, record: Record, found: Diagnosis) -> None:
+        self.slow.of[record.route.name, found.verdict.cause.value].value += 1
+
+    def _count_escalation(self, record: Record, shortcoming: str) -> None:
+        self.escalations.of[record.route.name, shortcoming].value += 1
+
+    def _count_cached(self, record: Record, found: str) -> None:
+        self.cached.of[record.route.name, found].value += 1
+
+    def _count_rescue(self, record: Record, state: str) -> None:
+        self.rescues.of[record.route.name, state].value += 1
+
+    def _count_sight(self, record: Record, sight: AnswerSight) -> None:
+        self.sights.of[record.route.name, sight.value].value += 1
+
+    def _count_left_out(self, record: Record, members: Mapping[str, str]) -> None:
+        for member in set(members.values()):
+            self.left_out.of[record.route.name, record.endpoint.pool, member].value += 1
+
+    def _count_tags(self, record: Record, tags: Iterable[str]) -> None:
+        for tag in tags:
+            self.tagged.of[tag, record.end._value_].value += 1
+            self.tagged_tokens.of[(tag,)].value += sum(attempt.tokens for attempt in record.attempts)
+            self.tagged_cost.of[(tag,)].value += record.cost_usd
+
+    def _count_parts(self, record: Record, composition: Composition) -> None:
+        for part, found in zip(PARTS, composition, strict=True):
+            if found:
+                self.parts.of[record.route.name, part].value += found
+
+    def _count_lineage(self, record: Record, lineage: Lineage) -> None:
+        route = record.route.name
+        if lineage.conversation:
+            self._count_session(lineage, route)
+        if (broken := lineage.broken) is not None:
+            self.breaks.of[route, broken.cls._value_].value += 1
 
     def _count_session(self, lineage: Lineage, route: str) -> None:
         self.steps.of[(route,)].observe(lineage.step)
@@ -193,16 +237,16 @@ class RequestMetrics:
     def _count_answer(self, record: Record, ttft: float, route: str, pool: str) -> Observed:
         """Count the tokens of an answer; returns what the histograms are to observe."""
         observed: Observed = []
-        if record.tpot is not None:
-            observed.append((self.tpot.of[route, pool], record.tpot))
-            observed.append((self.longest_gap.of[route, pool], record.gaps.longest or 0.0))
-            if record.gaps.over_1s:
-                self.long_gaps.of[route, pool].value += record.gaps.over_1s
-        estimated, reported = record.prompt_tokens_estimated or 0, record.prompt_tokens_reported
+        if record.answer.tpot is not None:
+            observed.append((self.tpot.of[route, pool], record.answer.tpot))
+            observed.append((self.longest_gap.of[route, pool], record.answer.gaps.longest or 0.0))
+            if record.answer.gaps.over_1s:
+                self.long_gaps.of[route, pool].value += record.answer.gaps.over_1s
+        estimated, reported = record.placed.prompt_tokens or 0, record.answer.prompt_tokens
         prompt = estimated if reported is None else reported
         self.tokens.of[route, pool, "input"].value += prompt
-        self.tokens.of[route, pool, "output"].value += record.output_tokens or 0
-        predicted_hit, reported_hit = record.cached_tokens_predicted, record.cached_tokens_reported
+        self.tokens.of[route, pool, "output"].value += record.answer.output_tokens or 0
+        predicted_hit, reported_hit = record.placed.cached_tokens, record.answer.cached_tokens
         cached = predicted_hit if reported_hit is None else reported_hit
         if cached is not None:
             self.cached_tokens.of[route, pool].value += cached
@@ -212,10 +256,10 @@ class RequestMetrics:
             observed.append((self.hit.of[pool, "predicted"], predicted_hit / estimated))
         if reported and reported_hit is not None:
             observed.append((self.hit.of[pool, "reported"], reported_hit / reported))
-        if not record.stream:  # the first byte comes with the last: nothing to compare with a prediction
+        if not record.asked.stream:  # the first byte comes with the last: nothing to compare with a prediction
             return observed
         observed.append((self.by_prompt.of[route, PROMPTS[bisect_right(SIZES, prompt)]], ttft))
-        p50, p90 = record.ttft_predicted_p50, record.ttft_predicted_p90
+        p50, p90 = record.placed.ttft_p50, record.placed.ttft_p90
         if record.loop_lag > PAUSE:  # the event loop was stalled, which no forecast counts
             return observed
         if p50 is not None:

@@ -38,12 +38,12 @@ TTFT_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75
 TPOT_BUCKETS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 TOKEN_BUCKETS = tuple(float(4**n) for n in range(14))
 
-USAGE = {  # counters of tokens, by member of the Record
-    "prompt_tokens_reported": "input_tokens",
-    "cached_tokens_reported": "cache_read.input_tokens",
-    "cache_write_tokens_reported": "cache_write.input_tokens",
+USAGE = {  # counters of tokens, by fact of the answer
+    "prompt_tokens": "input_tokens",
+    "cached_tokens": "cache_read.input_tokens",
+    "cache_write_tokens": "cache_write.input_tokens",
     "output_tokens": "output_tokens",
-    "reasoning_tokens_reported": "reasoning.output_tokens",
+    "reasoning_tokens": "reasoning.output_tokens",
 }
 UNKNOWN_MODALITY = {"gen_ai.token.modality": "unknown"}  # servers rarely tell text from images and audio
 
@@ -75,14 +75,14 @@ class GenAiMetrics:
         return self._meter.create_counter(f"gen_ai.client.inference.usage.{name}", "{token}")
 
     def count(self, record: Record) -> None:
-        endpoint = self._endpoints.get(record.endpoint)
+        endpoint = self._endpoints.get(record.endpoint.id)
         of_request = request_attributes(record, endpoint)
         of_request |= known({"gen_ai.response.model": None if endpoint is None else endpoint.model})
         self._server_duration.record(record.total, of_request)
-        if record.ttft is not None and record.stream:
+        if record.ttft is not None and record.asked.stream:
             self._server_ttft.record(record.ttft, of_request)
-        if record.tpot is not None:
-            self._server_tpot.record(record.tpot, of_request)
+        if record.answer.tpot is not None:
+            self._server_tpot.record(record.answer.tpot, of_request)
         duration = self._embedding_duration if record.operation == "embeddings" else self._duration
         for attempt in record.attempts:
             attributes = self._of_attempt(record, attempt)
@@ -92,20 +92,20 @@ class GenAiMetrics:
 
     def _count_answer(self, record: Record, attempt: AttemptRecord, attributes: Attributes) -> None:
         if record.operation == "embeddings":
-            if record.prompt_tokens_reported is not None:
-                self._embedding_sizes.record(record.prompt_tokens_reported, attributes)
+            if record.answer.prompt_tokens is not None:
+                self._embedding_sizes.record(record.answer.prompt_tokens, attributes)
             return
-        if record.stream:
+        if record.asked.stream:
             first_token_in = sum(seconds for seconds in record.spent[: UPSTREAM + 1] if seconds is not None)
             self._first_chunk.record(first_token_in - attempt.opened, attributes)
         typed = attributes | UNKNOWN_MODALITY
         for member, counter in self._usage.items():
-            if tokens := getattr(record, member):
+            if tokens := getattr(record.answer, member):
                 counter.add(tokens, typed)
-        if record.prompt_tokens_reported is not None:
-            self._input_sizes.record(record.prompt_tokens_reported, attributes)
-        if record.output_tokens is not None:
-            self._output_sizes.record(record.output_tokens, attributes)
+        if record.answer.prompt_tokens is not None:
+            self._input_sizes.record(record.answer.prompt_tokens, attributes)
+        if record.answer.output_tokens is not None:
+            self._output_sizes.record(record.answer.output_tokens, attributes)
 
     def _of_attempt(self, record: Record, attempt: AttemptRecord) -> Attributes:
         endpoint = self._endpoints.get(attempt.endpoint, UNKNOWN)

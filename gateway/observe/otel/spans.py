@@ -23,6 +23,7 @@ from opentelemetry.trace import SpanContext, SpanKind, TraceFlags
 from opentelemetry.trace.status import Status, StatusCode
 from opentelemetry.util.types import AttributeValue
 
+from gateway.observe.part_notes import cause_of
 from gateway.observe.record import STAGE_NAMES, UPSTREAM, AttemptRecord, Record, RequestOutcome
 from gateway.observe.trace_context import ATTEMPT, SAMPLED, STAGE, Trace, trace_state
 from policies.types import AttemptOutcome
@@ -70,7 +71,7 @@ class SpanFactory:
         """Yields the request's span first. All spans are marked as sampled: the exporter drops others."""
         start = int(record.wall * 1e9)
         own = _context(trace, trace.span)
-        attributes = request_attributes(record, self.endpoints.get(record.endpoint))
+        attributes = request_attributes(record, self.endpoints.get(record.endpoint.id))
         attributes |= _asked_attributes(record) | _outcome_attributes(record)
         span = partial(ReadableSpan, resource=self.resource, instrumentation_scope=self.scope)
         yield span(
@@ -100,7 +101,7 @@ class SpanFactory:
                 attributes |= _answer_attributes(record, first_token_in - attempt.opened)
                 attributes |= tier_attributes(record, endpoint)
                 if endpoint.provider == "openai":
-                    attributes |= known({"openai.request.service_tier": _text(record.service_tier)})
+                    attributes |= known({"openai.request.service_tier": _text(record.asked.service_tier)})
             yield span(
                 _name(record, attributes),
                 _context(trace, trace.span + ATTEMPT - 1 + attempt.number),
@@ -135,7 +136,7 @@ def request_attributes(record: Record, endpoint: ServedEndpoint | None) -> Attri
         {
             "gen_ai.operation.name": OPERATIONS.get(record.operation, record.operation),
             "gen_ai.provider.name": "firsttoken" if endpoint is None else endpoint.provider,
-            "gen_ai.request.model": record.route,
+            "gen_ai.request.model": record.route.name,
             "error.type": None if record.end is RequestOutcome.COMPLETED else error,
         }
     )
@@ -157,7 +158,7 @@ def tier_attributes(record: Record, endpoint: ServedEndpoint) -> Attributes:
     """OpenAI's own extension, shared by spans and metrics: the tier that has served the answer."""
     if endpoint.provider != "openai":
         return {}
-    return known({"openai.response.service_tier": _text(record.facts.service_tier)})
+    return known({"openai.response.service_tier": _text(record.answer.facts.service_tier)})
 
 
 def _text(value: object) -> str | None:
@@ -168,58 +169,58 @@ def _asked_attributes(record: Record) -> Attributes:
     """Attributes of the request as its caller sent it."""
     return known(
         {
-            "gen_ai.conversation.id": record.conversation,
-            "gen_ai.request.stream": record.stream,
-            "gen_ai.request.max_tokens": record.max_tokens,
-            "gen_ai.request.choice.count": record.choices if record.choices != 1 else None,
-            "gen_ai.request.reasoning.level": record.reasoning_effort,
+            "gen_ai.conversation.id": record.asked.conversation,
+            "gen_ai.request.stream": record.asked.stream,
+            "gen_ai.request.max_tokens": record.asked.max_tokens,
+            "gen_ai.request.choice.count": record.asked.choices if record.asked.choices != 1 else None,
+            "gen_ai.request.reasoning.level": record.asked.reasoning_effort,
         }
     )
 
 
 def _finish_reasons(record: Record) -> tuple[str, ...] | None:
     """One for each choice: `error` where the answer ended without one. None: the answer told of none."""
-    reasons = record.facts.finish_reasons
+    reasons = record.answer.facts.finish_reasons
     if not reasons:
-        return ("error",) * record.choices if record.end in NO_FINISH else None
-    return tuple(_text(reasons.get(number)) or "error" for number in range(record.choices))
+        return ("error",) * record.asked.choices if record.end in NO_FINISH else None
+    return tuple(_text(reasons.get(number)) or "error" for number in range(record.asked.choices))
 
 
 def _outcome_attributes(record: Record) -> Attributes:
     return known(
         {
-            "gen_ai.response.model": record.model,
+            "gen_ai.response.model": record.answer.model,
             "http.request.method": "POST",
             "http.response.status_code": record.status or None,
             "firsttoken.request.id": record.request_id,
-            "firsttoken.route": record.route,
-            "firsttoken.workload": record.workload,
+            "firsttoken.route": record.route.name,
+            "firsttoken.workload": record.route.workload,
             "firsttoken.tenant": record.tenant,
             "firsttoken.outcome": record.end.value,
             "firsttoken.attempts": len(record.attempts),
-            "firsttoken.tier": None if record.tier is None else record.tier + 1,
-            "firsttoken.pool": record.pool,
-            "firsttoken.endpoint": record.endpoint,
-            "firsttoken.region": record.region,
-            "firsttoken.scorer": record.scorer,
+            "firsttoken.tier": None if record.placed.tier is None else record.placed.tier + 1,
+            "firsttoken.pool": record.endpoint.pool,
+            "firsttoken.endpoint": record.endpoint.id,
+            "firsttoken.region": record.endpoint.region,
+            "firsttoken.scorer": record.placed.scorer,
             "firsttoken.ttft": record.ttft,
-            "firsttoken.first_reasoning": record.first_reasoning,
-            "firsttoken.first_answer": record.first_answer,
-            "firsttoken.ttft.budget": record.ttft_budget,
-            "firsttoken.ttft.predicted.p50": record.ttft_predicted_p50,
-            "firsttoken.ttft.predicted.p90": record.ttft_predicted_p90,
+            "firsttoken.first_reasoning": record.answer.first_reasoning,
+            "firsttoken.first_answer": record.answer.first_answer,
+            "firsttoken.ttft.budget": record.budgets.ttft,
+            "firsttoken.ttft.predicted.p50": record.placed.ttft_p50,
+            "firsttoken.ttft.predicted.p90": record.placed.ttft_p90,
             "firsttoken.ttft.met": record.ttft_met,
-            "firsttoken.tpot": record.tpot,
-            "firsttoken.tpot.budget": record.tpot_budget,
+            "firsttoken.tpot": record.answer.tpot,
+            "firsttoken.tpot.budget": record.budgets.tpot,
             "firsttoken.tpot.met": record.tpot_met,
-            "firsttoken.gap.budget": record.gap_budget,
+            "firsttoken.gap.budget": record.budgets.gap,
             "firsttoken.gap.met": record.gap_met,
-            "firsttoken.total.budget": record.total_budget,
+            "firsttoken.total.budget": record.budgets.total,
             "firsttoken.total.met": record.total_met,
-            "firsttoken.chance": record.chance,
-            "firsttoken.prompt_tokens.estimated": record.prompt_tokens_estimated,
-            "firsttoken.cached_tokens.predicted": record.cached_tokens_predicted,
-            "firsttoken.cause": record.cause,
+            "firsttoken.chance": record.placed.chance,
+            "firsttoken.prompt_tokens.estimated": record.placed.prompt_tokens,
+            "firsttoken.cached_tokens.predicted": record.placed.cached_tokens,
+            "firsttoken.cause": cause_of(record),
             "firsttoken.loop_lag": record.loop_lag,
             "firsttoken.cost_usd": record.cost_usd,
         }
@@ -247,17 +248,17 @@ def _answer_attributes(record: Record, first_chunk: float) -> Attributes:
     """`first_chunk`: seconds from the attempt's start to the first token."""
     return known(
         {
-            "gen_ai.request.model": record.model,
-            "gen_ai.response.model": record.model,
-            "gen_ai.response.id": _text(record.facts.id),
+            "gen_ai.request.model": record.answer.model,
+            "gen_ai.response.model": record.answer.model,
+            "gen_ai.response.id": _text(record.answer.facts.id),
             "gen_ai.response.finish_reasons": _finish_reasons(record),
-            "gen_ai.response.time_to_first_chunk": first_chunk if record.stream else None,
-            "gen_ai.usage.input_tokens": record.prompt_tokens_reported,
-            "gen_ai.usage.cache_read.input_tokens": record.cached_tokens_reported,
-            "gen_ai.usage.cache_write.input_tokens": record.cache_write_tokens_reported,
-            "gen_ai.usage.output_tokens": record.output_tokens,
-            "gen_ai.usage.reasoning.output_tokens": record.reasoning_tokens_reported,
-            "firsttoken.engine.queue": record.engine_queue,
-            "firsttoken.engine.ttft": record.engine_ttft,
+            "gen_ai.response.time_to_first_chunk": first_chunk if record.asked.stream else None,
+            "gen_ai.usage.input_tokens": record.answer.prompt_tokens,
+            "gen_ai.usage.cache_read.input_tokens": record.answer.cached_tokens,
+            "gen_ai.usage.cache_write.input_tokens": record.answer.cache_write_tokens,
+            "gen_ai.usage.output_tokens": record.answer.output_tokens,
+            "gen_ai.usage.reasoning.output_tokens": record.answer.reasoning_tokens,
+            "firsttoken.engine.queue": record.answer.engine_queue,
+            "firsttoken.engine.ttft": record.answer.engine_ttft,
         }
     )

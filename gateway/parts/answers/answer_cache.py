@@ -32,6 +32,7 @@ from gateway.core.hooks import NO_HOOKS, Ask, Hooks, RoutePlan
 from gateway.core.part import Part
 from gateway.downstream.answer_headers import answer_head, changes_told
 from gateway.downstream.http_request import HttpRequest
+from gateway.observe.part_notes import CACHE, HIT, MISS, RESCUE, SHORTCOMING
 from gateway.observe.record import RequestOutcome, Stage
 from gateway.observe.timeline import RequestTimeline
 from gateway.parts.answers.answer_copy import CacheUse, CopyBudget, CopyingRelay
@@ -111,7 +112,9 @@ class AnswerCache(Part):
         found = None if use.fresh else await self.store.find(use.key)
         if found is not None and len(found.body) > max(self.copies.left, SLICE):
             found = None
-        timeline.looked_up(found is not None)
+        CACHE.put(timeline.record, MISS if found is None else HIT)
+        if found is not None:
+            timeline.unjudged()
         return found
 
     async def _replay(self, answer: KeptAnswer, ask: Ask) -> None:
@@ -130,8 +133,8 @@ class AnswerCache(Part):
         record, use = ask.timeline.record, relay.use
         if record.end is RequestOutcome.COMPLETED and record.status == 200 and is_best(routed):
             body, told = bytes(relay.copy), tuple(changes_told(record))
-            if is_sound(routed.request.operation, body, stream=record.stream):
-                kept = KeptAnswer(time(), relay.content_type, body, told, record.pool, record.model)
+            if is_sound(routed.request.operation, body, stream=record.asked.stream):
+                kept = KeptAnswer(time(), relay.content_type, body, told, record.endpoint.pool, record.answer.model)
                 self.store.put(use.key, kept, use.ttl)
 
 
@@ -145,9 +148,9 @@ def is_best(routed: RoutedRequest) -> bool:
     """The answer is of the first tier that is suited for the request, and of no other one: no fallback, no stand-in for
     a late tier, no answer for which a better one was asked, none that another endpoint has continued."""
     record, decision = routed.timeline.record, routed.decision
-    if record.escalated or record.rescue or (record.stream and not record.output_tokens):
+    if SHORTCOMING.of(record) or RESCUE.of(record) or (record.asked.stream and not record.answer.output_tokens):
         return False
-    return is_of_first_choice(decision, routed.route.prefer, record.tier)
+    return is_of_first_choice(decision, routed.route.prefer, record.placed.tier)
 
 
 def is_repeatable(request: InferenceRequest, caching: AnswerCaching) -> bool:
@@ -181,7 +184,7 @@ async def replay(answer: KeptAnswer, http: HttpRequest, stream: bool, timeline: 
     http.lines = (*http.lines, *answer.lines, *own)
     if not http.http11:
         http.keep_alive = False
-    timeline.replays(answer.pool, answer.model)
+    timeline.kept_of = answer.pool, answer.model
     relay, body, length = Relay(http), answer.body, None if stream else len(answer.body)
     head = answer_head(http, 200, {"content-type": answer.content_type}, timeline, length, stream, won=0)
     relay.begin(head, body[:SLICE], length)

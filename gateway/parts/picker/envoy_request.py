@@ -42,7 +42,8 @@ from backends.ext_proc.messages import (
 )
 from gateway.api.api_error import ApiError
 from gateway.downstream.limits import Intake
-from gateway.observe.record import AnswerSight, RequestOutcome
+from gateway.observe.part_notes import SIGHT, AnswerSight
+from gateway.observe.record import RequestOutcome
 from gateway.observe.timeline import RequestTimeline
 from gateway.parts.picker.envoy_log import LB, PICK, EnvoyLog, ExpectedEntry
 from gateway.parts.picker.named_model import rewritten
@@ -225,7 +226,7 @@ class EnvoyRequest:
             self._served = None
             self._note_sent(told)
         self._phase = RequestPhase.ANSWERED
-        self._timeline.seen(AnswerSight.HEADERS if self._modes[1] is BodyMode.NONE else AnswerSight.BODY)
+        SIGHT.put(self._timeline.record, AnswerSight.HEADERS if self._modes[1] is BodyMode.NONE else AnswerSight.BODY)
         self._status = status_of(message.headers)
         if self._served is not None:
             shows_body = self._modes[1] is not BodyMode.NONE and not message.end_of_stream
@@ -276,7 +277,7 @@ class EnvoyRequest:
         if self._served is not None:
             self._served.look_away(monotonic())
         entry = await self._entry.wait(self._is_over_by_load)
-        self._timeline.seen(AnswerSight.HEADERS if entry is None else AnswerSight.ACCESS_LOG)
+        SIGHT.put(self._timeline.record, AnswerSight.HEADERS if entry is None else AnswerSight.ACCESS_LOG)
         if entry is None:
             self._ended()
         elif entry.flags & CALLER_GONE:

@@ -33,6 +33,7 @@ from gateway.core.hooks import NO_DOOR, NO_HOOKS, Ask, Door, Hooks, RoutePlan
 from gateway.core.part import Part
 from gateway.downstream.http_request import HttpRequest
 from gateway.observe.metrics.series import counter
+from gateway.observe.part_notes import RESERVATION
 from gateway.observe.record import Record, RequestOutcome
 from gateway.observe.timeline import RequestTimeline
 from gateway.runtime import Runtime
@@ -123,7 +124,7 @@ class Admission(Part):
             if estimate.counted or exceeded.reservation.verdict.limit not in ESTIMATED:
                 raise
             claim = claim_of(await self._count(ask), answer, pools)
-            ask.timeline.reserved(None)
+            RESERVATION.put(ask.timeline.record, None)
             await self._claim(tenant, limits, claim, ask.http, ask.timeline)
 
     async def _count(self, ask: Ask) -> PromptEstimate:
@@ -139,8 +140,8 @@ class Admission(Part):
     async def _claim(
         self, tenant: Tenant, limits: KeyLimits, claim: Claim, http: HttpRequest, timeline: RequestTimeline
     ) -> None:
-        head = timeline.record.quota
-        timeline.reserved(None)
+        head = RESERVATION.of(timeline.record)
+        RESERVATION.put(timeline.record, None)
         self._reserved(await self.quotas.reserve(tenant.account, limits, claim, head), http, timeline)
 
     def _reserved(self, made: Reservation, http: HttpRequest, timeline: RequestTimeline) -> None:
@@ -149,7 +150,7 @@ class Admission(Part):
             self._settling = True
             self._recorder.sinks.append(self.settle)
             self._registry.register(self.refused)
-        timeline.reserved(made)
+        RESERVATION.put(timeline.record, made)
         others = (line for line in http.lines if not line.startswith(HEADERS))
         http.lines = (*others, *quota_headers(made))
         if (limit := made.verdict.limit) is not None:
@@ -159,15 +160,16 @@ class Admission(Part):
 
     def settle(self, record: Record) -> None:
         """A sink of Records."""
-        reservation = record.quota
+        reservation = RESERVATION.take(record)
         if reservation is None:
             return
         if (limit := reservation.verdict.limit) is None:
             if doubt := reservation.claim.doubt:
                 self.doubts[reservation.account] -= doubt
                 self.doubts += Counter()  # without zeros
-            if record.output_tokens and record.end is RequestOutcome.COMPLETED:
-                self.longest.observe(reservation.account, record.route, -(-record.output_tokens // record.choices))
+            if record.answer.output_tokens and record.end is RequestOutcome.COMPLETED:
+                longest = -(-record.answer.output_tokens // record.asked.choices)
+                self.longest.observe(reservation.account, record.route.name, longest)
             self.quotas.settle(reservation, tokens_of(record), round(record.cost_usd * NANO))
         else:
             self.refused.of[record.tenant, limit.value].value += 1

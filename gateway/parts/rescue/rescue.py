@@ -29,6 +29,7 @@ from backends.stream.continuation import Continuation, Diverged
 from backends.stream.partial_answer import PartialAnswer, TextBudget
 from gateway.core.hooks import NO_HOOKS, Hooks, RoutePlan
 from gateway.core.part import Part
+from gateway.observe.part_notes import RESCUE
 from gateway.upstream.attempt import WireAttempt
 from gateway.upstream.routed_request import RoutedRequest
 from gateway.upstream.upstream import Upstream
@@ -95,7 +96,7 @@ class Rescue:
         if self.rest is not None:
             self.rest.note_restart(wire)
         peers = [] if self.kept.obstacle or is_of_request(BLAME[failure.kind.value]) else self._peers(wire, others)
-        self._routed.timeline.rescue("refused" if not peers and self.rest is None else "failed")  # so far
+        RESCUE.put(self._routed.timeline.record, "refused" if not peers and self.rest is None else "failed")  # so far
         if not peers:
             return None
         longer = [replace(each, prompt_tokens=each.prompt_tokens + self.kept.tokens) for each in peers]
@@ -194,7 +195,7 @@ class Continuing:
 
     def link(self) -> Continuation:
         assert self.continuation is not None
-        self._routed.timeline.rescue("rescued")
+        RESCUE.put(self._routed.timeline.record, "rescued")
         return self.continuation
 
     def asks_anew(self) -> bool:
@@ -214,7 +215,7 @@ class Continuing:
     def end(self, winner: WireAttempt | None) -> None:
         """The request is over."""
         if not self.asked:  # as no further attempt was allowed
-            self._routed.timeline.rescue("refused")
+            RESCUE.put(self._routed.timeline.record, "refused")
         if winner is not None:
             self.note_restart(winner)
 

@@ -10,6 +10,7 @@ import msgspec
 
 from gateway.core.hooks import NO_DOOR, Ask, Door
 from gateway.core.part import Part
+from gateway.observe.part_notes import TAGS
 from gateway.runtime import Runtime
 
 HEADERS = ("x-firsttoken-tags", "x-litellm-tags")  # separated by commas
@@ -22,7 +23,7 @@ class Tags(Part):
 
 
 def note(ask: Ask) -> None:
-    ask.timeline.tagged(listed_tags(ask.runtime.config.telemetry.tags, ask.http.headers, ask.request.body))
+    TAGS.put(ask.timeline.record, listed_tags(ask.runtime.config.telemetry.tags, ask.http.headers, ask.request.body))
 
 
 def listed_tags(listed: Sequence[str], headers: Mapping[str, str], body: Mapping[str, Any]) -> Sequence[str]:

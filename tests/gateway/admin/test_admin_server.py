@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from gateway.app import Gateway
+from gateway.observe.part_notes import ON_SCREEN
 from gateway.observe.record_columns import RECORD
 from tests.support.builders import ANSWER, CHAT, TOKEN, calling, conversing, get, last, post
 from tests.support.gateways import pool, running
@@ -242,7 +243,7 @@ async def test_an_invalid_beacon_is_ignored(
     gateway, _ = served
     assert (await beaconed(gateway, body))[0] == expected[0]
     assert await on_screen(gateway) == 0
-    assert [record.on_screen for record in gateway.recorder.recent] == [None] * 3
+    assert [ON_SCREEN.of(record) for record in gateway.recorder.recent] == [None] * 3
 
 
 async def test_a_beacon_without_content_length_is_bounded(served: tuple[Gateway, Upstream]) -> None:

@@ -25,7 +25,7 @@ async def test_the_map_names_holders_and_no_text() -> None:
                 await caller.chunks()
         await eventually(lambda: gateway.recorder.live == 0)
         status, _, body = await get(gateway.admin_url, "/prefixes")
-        holder = gateway.recorder.recent[-1].endpoint
+        holder = gateway.recorder.recent[-1].endpoint.id
     found = json.loads(body)
     assert status == 200
     assert found

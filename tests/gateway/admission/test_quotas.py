@@ -17,6 +17,7 @@ from backends.interface import Operation
 from gateway.admission.local_quotas import LocalQuotas
 from gateway.app import Gateway
 from gateway.config.models import Config
+from gateway.observe.part_notes import RESERVATION
 from gateway.observe.record import RequestOutcome, Stage
 from gateway.parts.quotas.quotas import Admission, AnswerBounds, QuotaExceeded, claim_of, duration, quota_headers, usd
 from gateway.tokenize.prompt import prompt_of
@@ -263,7 +264,9 @@ def teach(gateway: Gateway) -> None:
 def noted_claims(gateway: Gateway) -> list[Claim]:
     """Of the Records from now on."""
     claims: list[Claim] = []
-    gateway.recorder.sinks.append(lambda record: claims.append(record.quota.claim) if record.quota else None)
+    gateway.recorder.sinks.append(
+        lambda record: claims.append(RESERVATION.of(record).claim) if RESERVATION.of(record) else None
+    )
     return claims
 
 
@@ -361,7 +364,7 @@ async def test_every_requested_choice_is_claimed(path: str, asked: dict[str, Any
             asking = asyncio.create_task(caller.whole(post(ask, WEB, path=f"/v1/{path}")))
             await eventually(lambda: len(upstream.requests) == 1)
             [live] = gateway.recorder.lives
-            made = live.record.quota
+            made = RESERVATION.of(live.record)
             assert made is not None
             assert 0 < made.claim.tokens - 100 * choices < 40
             upstream.proceed()
@@ -417,7 +420,7 @@ async def test_a_key_without_limits_has_no_quota_work() -> None:
         assert status == 200
         assert not [name for name in headers if name.startswith("x-ratelimit")]
         assert len(gateway.recorder.sinks) == sinks
-        assert gateway.recorder.recent[0].quota is None
+        assert RESERVATION.of(gateway.recorder.recent[0]) is None
 
 
 async def test_a_reload_changes_limits_and_keeps_usage() -> None:

@@ -52,4 +52,4 @@ async def test_a_record_has_the_time_since_the_request_was_sent(tmp_path: Path) 
         without, sent = (RECORD.view(each)["sent_before_ms"] for each in gateway.recorder.recent)
     assert without is None
     assert 1_900 < sent < 60_000
-    assert last(gateway).sent_before is not None
+    assert last(gateway).asked.sent_before is not None

@@ -15,6 +15,7 @@ import pytest
 from gateway.app import Gateway
 from gateway.cli.main import main
 from gateway.cli.why import WIDTH, request_screen
+from gateway.observe.part_notes import cause_of
 from tests.support.builders import CHAT, STREAMED, calling, post
 from tests.support.gateways import pool, running
 from tests.support.simulated import eventually
@@ -115,7 +116,7 @@ async def test_a_late_first_token_is_explained_while_the_usual_is_not_known_yet(
         await eventually(lambda: gateway.recorder.recent)
         record = gateway.recorder.recent[-1]
     assert record.ttft_met is False
-    assert record.cause == "unknown"
+    assert cause_of(record) == "unknown"
 
 
 def test_a_servers_message_gives_no_command_to_the_terminal() -> None:

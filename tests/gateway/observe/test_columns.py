@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import pytest
 
-from gateway.observe.columns import MS, Column, Columns, ms, named
+from gateway.observe.columns import MS, Column, Columns, Note, ms, named
 
 
 class Trip(NamedTuple):
@@ -51,3 +52,19 @@ def test_two_columns_of_one_name_are_a_bug_of_a_part() -> None:
     """One of them would be lost in the JSON."""
     with pytest.raises(AssertionError, match="two columns have one name"):
         Columns([*COLUMNS.all, Column("longest", "", lambda e: None, "")])
+
+
+@dataclass
+class Kept:
+    notes: tuple[Any, ...] = ()
+
+
+def test_a_note_is_found_by_itself_and_replaced_as_a_whole() -> None:
+    """Notes of several parts share one tuple, whose values may be equal."""
+    tries, words, kept = Note(0), Note(""), Kept()
+    assert (tries.of(kept), words.take(kept), kept.notes) == (0, "", ())
+    tries.put(kept, 1)
+    words.put(kept, "twice")
+    tries.put(kept, 2)
+    assert (tries.of(kept), words.of(kept), len(kept.notes)) == (2, "twice", 4)
+    assert (words.take(kept), words.of(kept), tries.of(kept)) == ("twice", "", 2)

@@ -20,11 +20,13 @@ from prometheus_client import CollectorRegistry
 from backends.interface import EngineTimes, ReplyFacts, Usage
 from gateway.admin.admin_server import requests_csv
 from gateway.admin.admin_views import request_view
+from gateway.api.inference_request import InferenceRequest
 from gateway.observe.logs import terminal_line
 from gateway.observe.metrics.loop_lag import LoopLag
 from gateway.observe.metrics.request_metrics import RequestMetrics, ServedLabels
+from gateway.observe.part_notes import CACHE, HIT, LEFT_OUT, MISS, RESCUE, SHORTCOMING, SIGHT, TAGS, AnswerSight
 from gateway.observe.prefix_doctor import PrefixDoctor
-from gateway.observe.record import AnswerSight, AttemptRecord, Record, RequestOutcome, Stage, TokenGaps
+from gateway.observe.record import AttemptRecord, Record, RequestOutcome, Stage, TokenGaps
 from gateway.observe.recorder import Recorder
 from gateway.observe.timeline import RequestTimeline
 from gateway.observe.trace_context import Trace
@@ -43,6 +45,7 @@ from policies.types import (
     Endpoint,
     Forecast,
     Placement,
+    PoolEstimate,
     PrefixBlocks,
     Price,
     PromptEstimate,
@@ -65,10 +68,19 @@ Lived = Callable[[RequestTimeline], None]
 
 def begun(life: RequestTimeline, on: Route, decision: Decision | None = None, **body: Any) -> None:
     """A request up to its decision."""
+    asked = request({"x-request-start": f"t={WALL - 0.02:.3f}"}, **{"stream": True, **body})
+    sent(life, on, asked, PromptEstimate({"small": PoolEstimate(1200, blocks())}, 100), decision)
+
+
+def sent(
+    life: RequestTimeline, on: Route, asked: InferenceRequest, estimate: PromptEstimate, decision: Decision | None
+) -> None:
     life.close((Stage.READ, ARRIVAL + 0.001), (Stage.PARSE, ARRIVAL + 0.0012))
     life.authorized("team-a")
-    life.routed(request({"x-request-start": f"t={WALL - 0.02:.3f}"}, **{"stream": True, **body}), on)
-    life.close((Stage.ESTIMATE, ARRIVAL + 0.002), (Stage.ADMIT, ARRIVAL + 0.0021))
+    life.routed(asked, on)
+    with patch("gateway.observe.timeline.monotonic", lambda: ARRIVAL + 0.002):
+        life.estimated(asked, on, estimate)
+    life.close((Stage.ADMIT, ARRIVAL + 0.0021))
     life.decided(decision or decided(EU, candidate("large/c", 0.4, tier=1), deadline=ARRIVAL + 0.8, at=ARRIVAL + 0.003))
     life.close((Stage.DECIDE, ARRIVAL + 0.0032))
 
@@ -189,22 +201,22 @@ def delivered(life: RequestTimeline) -> None:
 
 def repeated_from_the_cache(life: RequestTimeline) -> None:
     begun(life, CHAT)
-    life.looked_up(True)
-    life.replays("small", "qwen")
+    CACHE.put(life.record, HIT)
+    life.unjudged()
     life.delivered(200, ARRIVAL + 0.01)
 
 
 def with_all_that_parts_note(life: RequestTimeline) -> None:
     begun(life, CHAT)
-    life.tagged(("team=a", "project=b"))
-    life.looked_up(False)
-    life.escalated("empty")
-    life.left_out({"seed": "seed", "x-mine": "other"})
-    life.rescue("failed")
-    life.rescue("rescued")
+    TAGS.put(life.record, ("team=a", "project=b"))
+    CACHE.put(life.record, MISS)
+    SHORTCOMING.put(life.record, "empty")
+    LEFT_OUT.put(life.record, {"seed": "seed", "x-mine": "other"})
+    RESCUE.put(life.record, "failed")
+    RESCUE.put(life.record, "rescued")
     life.stalled(ARRIVAL + 0.1)
     won(life)
-    answered(life, attempt(1, AttemptOutcome.COMPLETED, 0.0033, 1.3, kind=AttemptKind.RESCUE, engine_kv_tokens=9000))
+    answered(life, attempt(1, AttemptOutcome.COMPLETED, 0.0033, 1.3, kind=AttemptKind.REST, engine_kv_tokens=9000))
     life.finished(RequestOutcome.COMPLETED, ARRIVAL + 1.3)
 
 
@@ -213,7 +225,7 @@ def carried_by_another_proxy(life: RequestTimeline) -> None:
     life.unread()
     life.unseen()
     life.gaps_unseen()
-    life.seen(AnswerSight.ACCESS_LOG)
+    SIGHT.put(life.record, AnswerSight.ACCESS_LOG)
     answered(life, attempt(1, AttemptOutcome.COMPLETED, 0.0033, 1.3), facts=ReplyFacts(), usage=None)
     life.delivered(200, ARRIVAL + 1.3)
 
@@ -236,9 +248,7 @@ def turn(number: int) -> Lived:
         pools = estimator.estimate(text).pools
         for _ in estimator.count(text):
             pass
-        begun(life, CHAT)
-        life.routed(asked, CHAT)
-        life.estimated(asked, CHAT, PromptEstimate(pools, 100))
+        sent(life, CHAT, asked, PromptEstimate(pools, 100), None)
         won(life)
         answered(life, attempt(1, AttemptOutcome.COMPLETED, 0.0033, 1.3), blocks=pools["small"].blocks)
         life.finished(RequestOutcome.COMPLETED, ARRIVAL + 1.3)
@@ -275,8 +285,7 @@ def lived() -> Iterator[tuple[str, Record, str]]:
         trace = Trace("0af7651916cd43dd8448eb211c80319c", 7, True) if name == "completed" else None
         life = RequestTimeline(Record(arrival=ARRIVAL, wall=WALL), recorder.lag)
         life.identified(f"req-{name}", "chat", trace)
-        with patch("gateway.observe.timeline.monotonic", lambda: ARRIVAL + 0.0022):
-            each(life)
+        each(life)
         recorder.emit(life)
         recorder.flush()
         after = samples(metrics)

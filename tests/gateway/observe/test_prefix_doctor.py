@@ -11,6 +11,7 @@ import pytest
 
 from backends.interface import Operation
 from gateway.api.inference_request import InferenceRequest, parse
+from gateway.observe.part_notes import COMPOSITION, LINEAGE
 from gateway.observe.prefix_doctor import PARTS, PrefixDoctor
 from gateway.observe.record import Record
 from gateway.observe.timeline import LANDMARK
@@ -55,8 +56,7 @@ class Watched:
         return self.end(request, estimate, at)
 
     def end(self, request: InferenceRequest, estimate: PoolEstimate, at: float) -> Record:
-        made = record(arrival=at, wall=1.7e9 + at, prompt_tokens_estimated=estimate.tokens)
-        made.repaired = request.repaired
+        made = record(arrival=at, wall=1.7e9 + at, prompt_tokens_estimated=estimate.tokens, repaired=request.repaired)
         step = LANDMARK // estimate.blocks.size
         made.prefix = estimate.blocks.hashes[step - 1 :: step]
         endpoint, spent = Endpoint("small/a", "small"), Forecast(0.2, prefill=PREFILL * estimate.tokens)
@@ -106,7 +106,7 @@ def test_calm_sessions_have_no_break() -> None:
     watched, turns = Watched(), agent_turns()
     found = [watched.answer(turn.body, turn.at) for turn in turns]
     assert watched.places() == []
-    steps = Counter(made.lineage.step for made in found)
+    steps = Counter(LINEAGE.of(made).step for made in found)
     assert steps[1] == len({turn.session for turn in turns})
     assert max(steps) == max(Counter(turn.session for turn in turns).values())
 
@@ -141,10 +141,10 @@ def test_the_composition_is_within_2_percent_of_the_exact_split(counted: bool) -
         exact = exact_composition(turn.body)
         made = record(prompt_tokens_reported=round(sum(exact)))
         watched.doctor.on_ended(made, request, estimate)
-        assert made.composition is not None
-        for found, wanted in zip(made.composition, exact, strict=True):
+        assert COMPOSITION.of(made) is not None
+        for found, wanted in zip(COMPOSITION.of(made), exact, strict=True):
             assert found == pytest.approx(wanted, rel=0.02, abs=2)
-        assert sum(made.composition) == round(sum(exact))
+        assert sum(COMPOSITION.of(made)) == round(sum(exact))
 
 
 # --------------------------------------------------------------------------- callers, and bounds
@@ -156,7 +156,11 @@ def test_a_caller_is_told_nothing_of_the_prompts_of_another() -> None:
     for turn in turns:
         watched.answer(turn.body, turn.at, "team-a")
     other = watched.answer(turns[-1].body, 900.0, "team-b")
-    assert (other.lineage.step, other.lineage.kept, other.lineage.broken) == (1, None, None)
+    assert (LINEAGE.of(other).step, LINEAGE.of(other).kept, LINEAGE.of(other).broken) == (
+        1,
+        None,
+        None,
+    )
     assert watched.places("team-b") == []
     assert watched.places("team-a")
 
@@ -165,9 +169,9 @@ def test_a_session_is_followed_by_its_name() -> None:
     """By the header of a client, with the time since the step before."""
     watched, turns = Watched(), agent_turns(sessions=1)[:2]
     first, second = (watched.answer(turn.body, turn.at, headers={"x-opencode-session": "ses_1"}) for turn in turns)
-    assert (first.lineage.step, second.lineage.step) == (1, 2)
-    assert first.lineage.conversation == second.lineage.conversation != 0
-    assert second.lineage.since == pytest.approx(turns[1].at - turns[0].at - first.total)
+    assert (LINEAGE.of(first).step, LINEAGE.of(second).step) == (1, 2)
+    assert LINEAGE.of(first).conversation == LINEAGE.of(second).conversation != 0
+    assert LINEAGE.of(second).since == pytest.approx(turns[1].at - turns[0].at - first.total)
 
 
 def tools_in_turn(shift: int, number: int, size: int) -> dict[str, Any]:
@@ -180,7 +184,9 @@ def tools_in_turn(shift: int, number: int, size: int) -> dict[str, Any]:
 def test_the_order_of_large_tool_definitions_is_not_told(number: int, told: str) -> None:
     """To decode and hash each takes tens of milliseconds of the event loop; that the prefix breaks is told."""
     watched = Watched()
-    ends = [watched.answer(tools_in_turn(1 + shift, number, 100), float(shift)).lineage.broken for shift in range(4)]
+    ends = [
+        LINEAGE.of(watched.answer(tools_in_turn(1 + shift, number, 100), float(shift))).broken for shift in range(4)
+    ]
     assert ends[-1] is not None
     assert ends[-1].cls == told
 
@@ -194,7 +200,7 @@ def test_windows_of_a_second_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatc
     for turn in range(9):
         text = f"id {turn} " + "word " * 100_000
         body = [{"role": "system", "content": text}, {"role": "user", "content": "hi " * 500}]
-        assert watched.answer({"model": "m", "messages": body}, float(turn)).lineage.broken is not None or turn == 0
+        assert LINEAGE.of(watched.answer({"model": "m", "messages": body}, float(turn))).broken is not None or turn == 0
         now += turn == 6
     assert [round(size, -5) for size in read] == [500_000] * 5
 
@@ -203,6 +209,6 @@ def test_a_prompt_of_many_thousand_messages_is_not_followed() -> None:
     """Each message costs a request microseconds of the event loop."""
     watched = Watched()
     body = {"model": "m", "messages": [{"role": "user", "content": str(i)} for i in range(PARTS + 1)]}
-    assert watched.answer(body).composition is None
+    assert COMPOSITION.of(watched.answer(body)) is None
     body["messages"] = body["messages"][1:]
-    assert watched.answer(body).composition is not None
+    assert COMPOSITION.of(watched.answer(body)) is not None

@@ -16,10 +16,11 @@ from gateway.api.api_error import bad_request
 from gateway.api.inference_request import parse
 from gateway.observe import recorder
 from gateway.observe.metrics.request_metrics import RequestMetrics
+from gateway.observe.part_notes import DIAGNOSIS
 from gateway.observe.record import Record, RequestOutcome
 from gateway.observe.recorder import BATCH, LINGER, Recorder
 from gateway.observe.timeline import RequestTimeline
-from tests.support.builders import decided
+from tests.support.builders import decided, route
 
 pytestmark = pytest.mark.virtual_time
 
@@ -29,7 +30,7 @@ async def ended(raised: BaseException | None) -> list[Record]:
     seen: list[Record] = []
     made = Recorder([seen.append])
     with suppress(BaseException), made.timeline(monotonic() - 0.25) as life:
-        life.record.route = "chat"
+        life.record.route = route()
         if raised is not None:
             raise raised
         life.finished(RequestOutcome.COMPLETED, monotonic())
@@ -54,7 +55,7 @@ async def test_every_path_out_leaves_exactly_one_record(
 ) -> None:
     """A disconnection is no error; an uncaught exception is the gateway's fault, recorded without its message."""
     (found,) = await ended(raised)
-    assert (found.route, found.end, found.error) == ("chat", end, error)
+    assert (found.route.name, found.end, found.error) == ("chat", end, error)
     assert found.total >= 0.25
 
 
@@ -121,7 +122,7 @@ async def test_a_decision_is_kept_no_longer_than_its_batch() -> None:
         assert life.record.decision is not None
     await asyncio.sleep(LINGER)
     (found,) = made.recent
-    assert (found.decision, found.pool) == (None, "small")
+    assert (found.decision, found.endpoint.pool) == (None, "small")
 
 
 async def test_the_most_recent_records_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +141,7 @@ async def test_the_most_recent_records_are_kept(monkeypatch: pytest.MonkeyPatch)
 def end(made: Recorder, life: RequestTimeline | None = None) -> Record:
     """One more request of a route, which ends."""
     with made.timeline(monotonic()) as own:
-        own.record.route = "chat"
+        own.record.route = route()
         if life is not None:
             own.request, own.prompt = life.request, life.prompt
         own.first_token_out(monotonic(), 200)
@@ -222,9 +223,9 @@ async def test_a_slow_request_is_diagnosed_at_its_end_beside_all_that_ended_befo
     for _ in range(10):
         end(made)
     with made.timeline(monotonic()) as life:
-        life.record.route = "chat"
+        life.record.route = route()
         life.finished(RequestOutcome.FAILED, monotonic())
     (found,) = made.missed
     assert found is life.record
-    assert found.diagnosis is not None
-    assert found.diagnosis.usual.requests == 10
+    assert DIAGNOSIS.of(found) is not None
+    assert DIAGNOSIS.of(found).usual.requests == 10

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from gateway.observe import slow_requests as module
+from gateway.observe.part_notes import cause_of
 from gateway.observe.record import AttemptRecord, Record, RequestOutcome
-from gateway.observe.request_facts import missed_objective
-from gateway.observe.slow_requests import LOOKED_INTO, SAMPLES, SlowRequests
+from gateway.observe.slow_requests import LOOKED_INTO, SAMPLES, SlowRequests, missed_objective
 from policies.diagnosis.causes import Cause
 from policies.diagnosis.diagnosis_report import MAX_CANDIDATES, Diagnosis
 from policies.types import AttemptKind, AttemptOutcome, Decision, Placement
@@ -103,7 +103,7 @@ def test_a_crowd_of_slow_requests_is_looked_into_by_sample(monkeypatch: pytest.M
 def test_a_callers_own_fault_has_no_cause() -> None:
     refused = record(end=RequestOutcome.REFUSED, ttft=None, status=400, spent=spent(0.1))
     assert diagnosis(slow_requests([]), refused) is None
-    assert refused.cause == ""
+    assert cause_of(refused) == ""
 
 
 def test_an_attempt_that_a_hedge_has_overtaken_is_the_cause_of_the_time_before_the_hedge() -> None:

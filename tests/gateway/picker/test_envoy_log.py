@@ -11,7 +11,8 @@ import pytest
 
 from backends.ext_proc.messages import BodyMode
 from gateway.app import Gateway
-from gateway.observe.record import AnswerSight, Record, RequestOutcome
+from gateway.observe.part_notes import SIGHT, AnswerSight
+from gateway.observe.record import Record, RequestOutcome
 from gateway.parts.picker.envoy_log import PICK, STREAM_LOGS
 from gateway.parts.picker.envoy_request import WATCHED
 from gateway.parts.picker.part import PickerPart
@@ -87,10 +88,10 @@ async def test_the_call_ends_at_the_first_token_and_the_log_tells_the_rest() -> 
         await asyncio.sleep(3.0)
         await tell(client, log, number, last_byte=2.0, size=len(FIRST) + 100 * len(SECOND))
         record = await last_record(gateway)
-        assert (record.end, record.sight) == (RequestOutcome.COMPLETED, AnswerSight.ACCESS_LOG)
-        assert (record.output_tokens, record.total) == (100, pytest.approx(2.0))
+        assert (record.end, SIGHT.of(record)) == (RequestOutcome.COMPLETED, AnswerSight.ACCESS_LOG)
+        assert (record.answer.output_tokens, record.total) == (100, pytest.approx(2.0))
         assert record.ttft is not None
-        assert record.tpot == pytest.approx((2.0 - record.ttft) / 99)
+        assert record.answer.tpot == pytest.approx((2.0 - record.ttft) / 99)
         assert in_flight(gateway) == 0
 
 
@@ -115,7 +116,7 @@ async def test_without_a_log_an_answer_is_read_to_its_end() -> None:
         told = await envoy.pick()
         assert PICK not in told.dynamic_metadata["envoy.lb"]
         await answered(envoy, destination(told))
-        assert (await last_record(gateway)).sight is AnswerSight.BODY
+        assert SIGHT.of(await last_record(gateway)) is AnswerSight.BODY
 
 
 async def test_an_entry_of_another_connection_ends_nothing() -> None:
@@ -162,7 +163,11 @@ async def test_the_end_of_the_log_ends_what_it_would_have_told() -> None:
         await begun(client)
         await client.send(log, b"", end=True)
         record = await last_record(gateway)
-        assert (record.end, record.sight, record.output_tokens) == (RequestOutcome.COMPLETED, AnswerSight.HEADERS, 0)
+        assert (record.end, SIGHT.of(record), record.answer.output_tokens) == (
+            RequestOutcome.COMPLETED,
+            AnswerSight.HEADERS,
+            0,
+        )
         assert in_flight(gateway) == 0
 
 

@@ -61,4 +61,4 @@ async def test_an_answer_whose_call_ends_behind_it_is_learned_from(monkeypatch: 
         await envoy.ask(response_body=HttpBody(body=json.dumps(WHOLE).encode(), end_of_stream=True))
         await eventually(lambda: gateway.recorder.live == 0)
         (record,) = gateway.recorder.recent
-        assert (record.end, record.output_tokens) == (RequestOutcome.COMPLETED, 3)
+        assert (record.end, record.answer.output_tokens) == (RequestOutcome.COMPLETED, 3)

@@ -288,9 +288,9 @@ async def test_ranks_of_a_server_are_one_address() -> None:
             assert {destination(await blind.ask(request_headers=headers(POST)))} == addresses([server])
             envoy = Envoy(client, BodyMode.BUFFERED)
             assert {destination(await envoy.pick())} == addresses([server])
-            (timeline,) = (each for each in gateway.recorder.lives if each.record.route == "served")
+            (timeline,) = (each for each in gateway.recorder.lives if each.record.route.name == "served")
             busy = [id for id, load in gateway.monitor.loads().items() if load.in_flight]
-            assert busy == [timeline.record.endpoint]
+            assert busy == [timeline.record.endpoint.id]
 
 
 async def test_a_message_that_could_hold_no_valid_body_is_answered_413() -> None:

@@ -141,8 +141,8 @@ async def test_a_prompt_goes_back_to_the_engine_that_holds_its_prefix() -> None:
         assert len({*chosen}) == 1
         assert {*chosen} <= addresses(servers)
         first, *rest = gateway.recorder.recent
-        assert first.cached_tokens_predicted == 0
-        assert all((each.cached_tokens_predicted or 0) > 300 for each in rest)
+        assert first.placed.cached_tokens == 0
+        assert all((each.placed.cached_tokens or 0) > 300 for each in rest)
         assert [(each.end, each.status, each.operation) for each in rest] == [
             (RequestOutcome.COMPLETED, 200, "pick")
         ] * 3
@@ -157,11 +157,11 @@ async def test_a_record_tells_of_an_answer_what_that_of_a_served_one_does() -> N
         served = destination(await envoy.pick())
         await answered(envoy, served, SECOND, SECOND)
         (record,) = gateway.recorder.recent
-        assert (record.model, record.output_tokens, len(record.attempts)) == ("served", 2, 1)
-        assert record.endpoint.endswith(served)
+        assert (record.answer.model, record.answer.output_tokens, len(record.attempts)) == ("served", 2, 1)
+        assert record.endpoint.id.endswith(served)
         assert record.attempts[0].ending is AttemptOutcome.COMPLETED
-        assert 0.015 < (record.tpot or 0) < 0.1  # a chunk each 20 ms
-        assert 0.015 < (record.gaps.longest or 0) < 0.1
+        assert 0.015 < (record.answer.tpot or 0) < 0.1  # a chunk each 20 ms
+        assert 0.015 < (record.answer.gaps.longest or 0) < 0.1
         assert record.gap_met
 
 
@@ -172,7 +172,7 @@ async def test_a_whole_answer_misses_no_first_token() -> None:
         whole = json.dumps(WHOLE).encode()
         await answered(envoy, served, whole[:40], last=whole[40:])
         (record,) = gateway.recorder.recent
-        assert (record.end, record.output_tokens, record.ttft_met) == (RequestOutcome.COMPLETED, 3, None)
+        assert (record.end, record.answer.output_tokens, record.ttft_met) == (RequestOutcome.COMPLETED, 3, None)
         assert record.ttft is not None
 
 
@@ -201,7 +201,7 @@ async def test_an_answer_that_is_shown_at_its_end_has_no_first_token() -> None:
         await envoy.told()
         assert await envoy.client.status(envoy.call) == "0"
         (record,) = gateway.recorder.recent
-        assert (record.end, record.output_tokens) == (RequestOutcome.COMPLETED, 2)
+        assert (record.end, record.answer.output_tokens) == (RequestOutcome.COMPLETED, 2)
         assert (record.ttft, record.ttft_met, record.gap_met) == (None, None, None)
         assert record.attempts[0].ending is AttemptOutcome.COMPLETED
 

@@ -57,11 +57,16 @@ def full_record() -> Record:
     """With a value for all that the JSON shows."""
     attempt = AttemptRecord(1, AttemptKind.PRIMARY, "small/a", "small", 0.01, 0.9, AttemptOutcome.COMPLETED)
     lost = AttemptRecord(0, AttemptKind.PRIMARY, "small/b", "small", 0.0, 0.01, AttemptOutcome.REFUSED, cause="é\x1b")
-    told = record(attempts=[lost, attempt], prefix=[1, 2**64 - 1], tags=("team",), held={"prefill": 0.25})
-    told.left_out = {"seed": "seed"}
+    told = record(
+        attempts=[lost, attempt],
+        prefix=[1, 2**64 - 1],
+        tags=("team",),
+        held={"prefill": 0.25},
+        left_out={"seed": "seed"},
+        repaired=("sort_tools",),
+        diagnosis=Diagnosis(VERDICT, Usual(), Alternatives()),
+    )
     told.spent = [0.0123456 * number for number in range(len(told.spent) - 1)] + [None]
-    told.repaired = ("sort_tools",)
-    told.diagnosis = Diagnosis(VERDICT, Usual(), Alternatives())
     return told
 
 

@@ -39,7 +39,7 @@ async def test_the_first_candidate_is_tried_and_its_first_token_written() -> Non
         assert (run.attempt.candidate.endpoint.id, run.attempt.kind) == ("small/0", AttemptKind.PRIMARY)
         assert fleet.wire.writes[0].endswith(b"\r\n\r\n" + chunk(ANSWER))
         assert (fleet.asked, fleet.lost) == ([1, 0], [])
-        assert (fleet.record.endpoint, fleet.record.model) == ("small/0", "served")
+        assert (fleet.record.endpoint.id, fleet.record.answer.model) == ("small/0", "served")
         assert {Stage.CONNECT, Stage.SEND, Stage.UPSTREAM, Stage.RELAY} <= set(fleet.record.stages)
 
 
@@ -73,7 +73,7 @@ async def test_a_passthrough_keeps_the_callers_model_name() -> None:
     async with Fleet(OK) as fleet:
         await fleet.open(model="chat")
         assert json.loads(fleet.upstreams[0].requests[0].body)["model"] == "chat"
-        assert fleet.record.model == "chat"
+        assert fleet.record.answer.model == "chat"
 
 
 async def test_the_fleet_receives_the_tpot_budget_and_expected_output() -> None:
@@ -135,7 +135,7 @@ async def test_a_failure_before_the_first_token_falls_back(how: str) -> None:
         ending = {"answers 503": "rate_limited", "answers 401": "misconfigured"}.get(how, "failed")
         assert fleet.lost == [("small/0", "primary", ending)]
         assert Stage.FAILOVER in fleet.record.stages
-        assert (fleet.record.endpoint, fleet.open_attempts[0]) == ("small/1", 0)
+        assert (fleet.record.endpoint.id, fleet.open_attempts[0]) == ("small/1", 0)
 
 
 async def test_a_refused_connection_falls_back() -> None:

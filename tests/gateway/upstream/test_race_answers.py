@@ -9,6 +9,7 @@ import pytest
 
 from backends.failures import LATE, NOT_ASSEMBLED, STOPPED
 from gateway.api.api_error import ApiError
+from gateway.observe.part_notes import SHORTCOMING
 from gateway.observe.record import RequestOutcome
 from gateway.upstream.routed_request import WHOLE_ANSWER
 from policies.attempts.pending_attempt import first_token_limit
@@ -91,7 +92,7 @@ async def test_a_whole_answer_that_cannot_be_translated_is_a_failure_of_its_atte
         async with running(pools) as gateway, calling(gateway.url) as caller:
             status, _, _ = await caller.whole(post({**CHAT, "max_tokens": 5}, path="/v1/messages"))
             record = last(gateway)
-    assert (status, record.pool) == (200, "two")
+    assert (status, record.endpoint.pool) == (200, "two")
     assert [each.ending for each in record.attempts] == [AttemptOutcome.FAILED, AttemptOutcome.COMPLETED]
 
 
@@ -107,7 +108,7 @@ async def test_a_hanging_answer_of_a_second_pool_is_not_awaited_for_a_caller_tha
                 await second.until(lambda seen: len(seen.requests) == 1)
             await second.until(lambda seen: seen.hangups == 1)
     record = last(gateway)
-    assert (record.end, record.escalated) == (RequestOutcome.CLIENT_GONE, "length")
+    assert (record.end, SHORTCOMING.of(record)) == (RequestOutcome.CLIENT_GONE, "length")
     assert [each.ending for each in record.attempts] == [AttemptOutcome.COMPLETED, AttemptOutcome.CANCELLED]
 
 

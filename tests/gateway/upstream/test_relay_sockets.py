@@ -8,7 +8,7 @@ from time import monotonic
 import pytest
 
 from backends.stream.held_reply import MAX_WHOLE
-from gateway.observe.record import RequestOutcome
+from gateway.observe.record import Placed, RequestOutcome
 from gateway.upstream import relay
 from policies.types import AttemptOutcome
 from tests.support.builders import (
@@ -61,12 +61,12 @@ async def test_a_caller_that_does_not_read_teaches_nothing_of_the_server() -> No
     """The answer counts no more in the pace of its endpoint, and the forecast of its end is not judged."""
     talk = Relaying(TOKEN)
     await talk.to()
-    talk.life.record.total_predicted_p50, talk.life.record.total_predicted_p90 = 1.0, 2.0
+    talk.life.record.placed = Placed(total_p50=1.0, total_p90=2.0)
     before = talk.fleet.snapshot(monotonic()).loads["small/a"]
     talk.writer.on_write_paused()
     load = talk.fleet.snapshot(monotonic()).loads["small/a"]
     assert (before.context, load.context, load.in_flight) == (100, 0, 1)
-    assert (talk.life.record.total_predicted_p50, talk.life.record.total_predicted_p90) == (None, None)
+    assert (talk.life.record.placed.total_p50, talk.life.record.placed.total_p90) == (None, None)
     talk.run.on_body(FINISH + DONE)
     talk.run.on_end()
     await talk.written()

@@ -48,7 +48,7 @@ async def test_cost_and_tokens_use_reported_usage(parts: list[bytes], tokens: in
     found = talk.life.record
     assert talk.fleet.endings == [AttemptOutcome.CANCELLED]
     assert [a.ending for a in found.attempts] == [AttemptOutcome.CANCELLED]
-    assert (found.output_tokens, found.prompt_tokens_reported) == (2, 7 if tokens == 7 else None)
+    assert (found.answer.output_tokens, found.answer.prompt_tokens) == (2, 7 if tokens == 7 else None)
     assert found.cost_usd == pytest.approx((tokens + 20) / 1e6)
 
 

@@ -7,6 +7,7 @@ from collections import Counter
 
 import pytest
 
+from gateway.observe.part_notes import DIAGNOSIS, cause_of
 from lab.demo.incident_stage import IncidentFleet, incident_stage
 from lab.demo.incidents import CALM, INCIDENTS, Incident
 from lab.engines.engine import Engine
@@ -25,7 +26,7 @@ async def causes_of_victims(incident: Incident, seed: int) -> tuple[Counter[str]
         records = [await stage.record(victim) for victim in stage.victims]
         shown = stage.gateway.recorder.slow.incidents(5)["incidents"]
     first = f"{shown[0]['cause']} of {shown[0]['culprit']}" if shown else "none"
-    return Counter("no Record" if record is None else record.cause for record in records), first
+    return Counter("no Record" if record is None else cause_of(record) for record in records), first
 
 
 @pytest.mark.parametrize("name", INCIDENTS)
@@ -48,7 +49,7 @@ async def test_calm_traffic_has_no_cause() -> None:
         async with incident_stage(CALM.fleet, seed, stall) as stage:
             await CALM.play(stage)
             recent = stage.gateway.recorder.recent
-            slow, requests = slow + sum(bool(record.cause) for record in recent), requests + len(recent)
+            slow, requests = slow + sum(bool(cause_of(record)) for record in recent), requests + len(recent)
     assert requests >= 50 * len(SEEDS)
     assert slow < 0.05 * requests
 
@@ -63,12 +64,12 @@ async def test_a_session_whose_engine_has_lost_its_cache_is_cold_and_not_evicted
         engine = stage.servers[0].engine
         assert isinstance(engine, Engine)
         engine.cache.clear()
-        stage.gateway.fleet.on_cache_cleared(record.endpoint)
+        stage.gateway.fleet.on_cache_cleared(record.endpoint.id)
         after = await stage.record(await stage.ask([*messages, {"role": "user", "content": "and then"}]))
     assert after is not None
-    assert after.diagnosis is not None
-    assert after.cause == Cause.COLD_CACHE
-    assert "restarted or gone since" in after.diagnosis.verdict.evidence
+    assert DIAGNOSIS.of(after) is not None
+    assert cause_of(after) == Cause.COLD_CACHE
+    assert "restarted or gone since" in DIAGNOSIS.of(after).verdict.evidence
 
 
 def test_each_common_cause_has_an_incident() -> None:

@@ -118,8 +118,8 @@ async def test_the_access_log_of_a_gateway_is_playable(command: LiveReplay, tmp_
     async with engines(1, speed=20.0) as servers, running({"main": engine_pool(*servers)}) as gateway:
         gateway.recorder.sinks.append(records.append)
         assert await command.run(gateway.url, "--ttft", "5s", trace=str(log)) == 0
-    assert [record.prompt_tokens_reported for record in records] == pytest.approx(lengths, rel=0.02)
-    assert (records[1].cached_tokens_reported or 0) > 0.7 * lengths[1]
+    assert [record.answer.prompt_tokens for record in records] == pytest.approx(lengths, rel=0.02)
+    assert (records[1].answer.cached_tokens or 0) > 0.7 * lengths[1]
 
 
 async def test_an_interrupted_replay_reports_what_it_has() -> None:

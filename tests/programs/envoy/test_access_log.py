@@ -8,7 +8,8 @@ from pathlib import Path
 import aiohttp
 
 from gateway.app import Gateway
-from gateway.observe.record import AnswerSight, RequestOutcome
+from gateway.observe.part_notes import SIGHT, AnswerSight
+from gateway.observe.record import RequestOutcome
 from tests.programs.envoy.test_envoy import BOTH_MODES, EVERY_VERSION, ask, chat, picked
 from tests.support.simulated import eventually
 
@@ -17,7 +18,7 @@ async def begin_log(session: aiohttp.ClientSession, url: str, gateway: Gateway) 
     """Envoy opens its log behind the first answer, which the picker has read whole."""
     await ask(session, url, chat("hello"))
     await eventually(lambda: gateway.recorder.live == 0)
-    while gateway.recorder.recent[-1].sight is not AnswerSight.ACCESS_LOG:
+    while SIGHT.of(gateway.recorder.recent[-1]) is not AnswerSight.ACCESS_LOG:
         await ask(session, url, chat("hello"))
         await eventually(lambda: gateway.recorder.live == 0)
     gateway.recorder.recent.clear()
@@ -33,11 +34,11 @@ async def test_an_answer_is_read_to_its_first_token_and_arrives_whole(tmp_path: 
             status, answer = await ask(session, url, body)
             assert (status, answer.count(b"data: ") > 100, answer.endswith(b"data: [DONE]\n\n")) == (200, True, True)
         await eventually(lambda: gateway.recorder.live == 0)
-        found = [each for each in gateway.recorder.recent if each.sight is AnswerSight.ACCESS_LOG]
+        found = [each for each in gateway.recorder.recent if SIGHT.of(each) is AnswerSight.ACCESS_LOG]
         assert len(found) >= 4
         for record in found:
             assert record.end is RequestOutcome.COMPLETED
-            assert 95 <= (record.output_tokens or 0) <= 105
+            assert 95 <= (record.answer.output_tokens or 0) <= 105
             assert record.ttft is not None
             assert record.total > record.ttft
         assert not any(load.in_flight for load in gateway.monitor.loads().values())
@@ -53,7 +54,7 @@ async def test_a_caller_who_leaves_later_frees_the_engine(tmp_path: Path, versio
             assert sum(load.in_flight for load in gateway.monitor.loads().values()) == 1
             reply.close()
         await eventually(lambda: [each.end for each in gateway.recorder.recent] == [RequestOutcome.CLIENT_GONE])
-        assert gateway.recorder.recent[-1].sight is AnswerSight.ACCESS_LOG
+        assert SIGHT.of(gateway.recorder.recent[-1]) is AnswerSight.ACCESS_LOG
         assert not any(load.in_flight for load in gateway.monitor.loads().values())
 
 
@@ -65,5 +66,5 @@ async def test_answers_of_many_callers_at_once_arrive_whole(tmp_path: Path, vers
             for status, answer in await asyncio.gather(*(ask(session, url, chat("hello")) for _ in range(20))):
                 assert (status, answer.endswith(b"data: [DONE]\n\n")) == (200, True)
         await eventually(lambda: gateway.recorder.live == 0)
-        sights = {each.sight for each in gateway.recorder.recent}
+        sights = {SIGHT.of(each) for each in gateway.recorder.recent}
         assert (AnswerSight.ACCESS_LOG in sights) is not duplex

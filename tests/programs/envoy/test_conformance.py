@@ -187,7 +187,7 @@ async def test_gateway_weighted_across_two_inference_pools(tmp_path: Path, versi
         for gateway, pool, count in ((first, primary, hits[0]), (second, secondary, hits[1])):
             await eventually(lambda gateway=gateway, count=count: len(gateway.recorder.recent) == count)
             places = {f"only/{place(server)}" for server in pool}
-            assert {record.endpoint for record in gateway.recorder.recent} <= places
+            assert {record.endpoint.id for record in gateway.recorder.recent} <= places
 
 
 def weighted(*pools: tuple[Gateway, list[SimulatedServer], int]) -> dict[str, Any]:

@@ -66,7 +66,7 @@ async def test_prompts_go_back_to_the_engine_that_holds_their_prefix(
         found = [{each.body["messages"][0]["content"][0] for each in server.requests} for server in servers]
         assert sum(map(len, found)) == 5  # each talk on one engine
         await eventually(lambda: len(gateway.recorder.recent) == 20)
-        later = [record for record in gateway.recorder.recent if (record.cached_tokens_predicted or 0) > 700]
+        later = [record for record in gateway.recorder.recent if (record.placed.cached_tokens or 0) > 700]
         assert len(later) >= 15
         assert all(record.ttft is not None for record in gateway.recorder.recent)
 

@@ -86,9 +86,9 @@ async def test_the_first_forecast_of_a_gateway_comes_from_the_profile(command: P
         assert await command.probe(pool, **state) == 0
         known = await first_record(pool, **state)
     measured = float(re.findall(r"1k alone +█+ ([0-9.]+)ms", command.out)[0]) / 1e3
-    assert cold.ttft_predicted_p50 is not None
-    assert known.ttft_predicted_p50 == pytest.approx(measured, rel=0.5)  # of single answers in real time
-    assert cold.ttft_predicted_p50 < measured / 2
+    assert cold.placed.ttft_p50 is not None
+    assert known.placed.ttft_p50 == pytest.approx(measured, rel=0.5)  # of single answers in real time
+    assert cold.placed.ttft_p50 < measured / 2
 
 
 async def test_what_is_known_of_other_pools_is_kept(command: ProbeCommand, tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from gateway.config.endpoint_section import PodSource
 from gateway.observe.metrics.metric_family import Family, Merge, MetricKind
 from gateway.observe.metrics.metric_table import BY_FAMILY, CATALOG, GROUPS
 from gateway.observe.metrics.series import counter, gauge, histogram
-from gateway.observe.record import AnswerSight, TokenGaps
+from gateway.observe.part_notes import AnswerSight
+from gateway.observe.record import TokenGaps
 from gateway.parts.discovery.part import DiscoveryPart
 from policies.diagnosis.causes import Cause, CauseVerdict
 from policies.diagnosis.diagnosis_report import Alternatives, Diagnosis
@@ -81,16 +82,29 @@ async def test_a_live_gateway_exposes_the_metrics_of_the_table(tmp_path: Path) -
             gateway.fleet.on_probe_failed(next(iter(gateway.monitor.loads())), monotonic())
         hedge = replace(LOST, kind=AttemptKind.HEDGE, ending=AttemptOutcome.CANCELLED)
         attempts = [hedge, replace(WON, junk=1)]
-        told = record(attempts=attempts, rescue="refused", escalated="length", first_reasoning=0.2, first_answer=0.3)
-        told.external_refused, told.left_out = True, {"seed": "seed"}
-        told.tpot, told.cache, told.tags, told.gaps = 0.02, "miss", ("team",), TokenGaps(1.5, 1.5, 1)
-        told.sight, told.total_predicted_p50, told.total_predicted_p90 = AnswerSight.BODY, 1.0, 2.0
         verdict = CauseVerdict(Cause.QUEUED, "behind 3 requests", "add an engine", "queue", 0.3)
-        told.repaired = ("sort_tools",)
-        told.lineage = Lineage(
+        lineage = Lineage(
             1, step=2, since=3.0, kept=40, previous=900, broken=PrefixBreak(BreakClass.UUID, "system", 40, 900, 1)
         )
-        told.diagnosis = Diagnosis(verdict, Usual(), Alternatives())
+        told = record(
+            attempts=attempts,
+            first_reasoning=0.2,
+            first_answer=0.3,
+            external_refused=True,
+            repaired=("sort_tools",),
+            tpot=0.02,
+            gaps=TokenGaps(1.5, 1.5, 1),
+            rescue="refused",
+            escalated="length",
+            left_out={"seed": "seed"},
+            cache="miss",
+            tags=("team",),
+            sight=AnswerSight.BODY,
+            total_predicted_p50=1.0,
+            total_predicted_p90=2.0,
+            lineage=lineage,
+            diagnosis=Diagnosis(verdict, Usual(), Alternatives()),
+        )
         for sink in (*gateway.recorder.sinks, *gateway.recorder.batch_sinks):
             sink(told)
         gateway.part(DiscoveryPart).found.pods.left_out[PodSource("default", "vllm")] = 3

@@ -61,7 +61,6 @@ FULL: dict[str, Any] = {
     "cached_tokens_predicted": 50,
     "cached_tokens_reported": 55,
     "ttft_predicted_p50": 0.125,
-    "cost_usd": 0.003,
     "attempts": [LOST, WON],
 }
 
@@ -356,7 +355,7 @@ async def test_attainment_is_exact_over_sockets_too() -> None:
             async with calling(gateway.url) as caller:
                 await caller.ask(post({**CHAT, "stream": True}, "connection: close"))
                 await caller.rest()
-        assert [r.ttft_budget for r in gateway.recorder.recent] == [0.137] * 8
+        assert [r.budgets.ttft for r in gateway.recorder.recent] == [0.137] * 8
         page = generate_latest(gateway.admin.registry).decode()
     met = re.search(r'firsttoken_slo_total\{met="true",objective="ttft",route="chat"\} ([\d.]+)', page)
     within = re.search(r'firsttoken_ttft_seconds_bucket\{le="0.137",pool="only",route="chat"\} ([\d.]+)', page)

@@ -122,9 +122,9 @@ def test_attributes_of_a_request_span() -> None:
             tpot_budget=0.05,
             tpot=0.01,
             total_budget=3.0,
+            attempts=[attempt(cost_usd=0.5)],
             scorer="predicted",
             region="eu",
-            cost_usd=0.5,
             loop_lag=0.25,
         )
     ).request
