@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from backends.waiting_times import duration
+from backends.rate_limit_headers import duration
 
 MESSAGE_LIMIT = 2000  # characters of a server's message
 _MOST_ENTRIES = 50  # of a list inside an error

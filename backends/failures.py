@@ -29,11 +29,9 @@ import msgspec
 
 from backends.error_body import MESSAGE_LIMIT, ErrorBody, read_error
 from backends.error_patterns import KEY_MARK, kind_of, opens_with_model
-from backends.error_words import is_known_name, known_words
 from backends.interface import RATE_LIMITS, Contact, Failure, FailureKind
-from backends.scrubbing import scrub, scrubbed_words
-from backends.secrets import is_secret
-from backends.waiting_times import retry_after
+from backends.rate_limit_headers import retry_after
+from backends.scrubbing import is_known_name, is_secret, known_words, scrub, scrubbed_words
 
 _CAUSE_LIMIT = 160  # characters of a cause
 

@@ -28,10 +28,8 @@ from backends.interface import (
     Tap,
 )
 from backends.stream.assembled_choices import ChoicesAssembler
-from backends.stream.assembled_messages import MessageAssembler
-from backends.stream.assembled_response import ResponseAssembler
-from backends.stream.messages_tap import MessagesBodyTap, MessagesTap
-from backends.stream.responses_tap import ResponsesBodyTap, ResponsesTap
+from backends.stream.assembled_messages import MessageAssembler, ResponseAssembler
+from backends.stream.native_taps import MessagesBodyTap, MessagesTap, ResponsesBodyTap, ResponsesTap
 from backends.stream.taps import DONE, BodyTap, SilentBodyTap, StreamTap
 from backends.stream.whole_forms import OPENAI_CHAT, OPENAI_COMPLETION, WholeForm
 

@@ -22,7 +22,7 @@ from random import Random
 from statistics import median
 from time import perf_counter
 
-from gateway.config.presets import with_preset
+from gateway.config.yaml_source import with_preset
 from policies.attempts.attempt_events import AttemptLimits, Begin, FirstToken, Open
 from policies.attempts.attempt_machine import AttemptMachine
 from policies.attempts.budgets import HedgeBudget, RetryBudget

@@ -9,7 +9,7 @@ from socket import socket
 from typing import Any
 
 from gateway.downstream.http_server import HttpServer
-from gateway.downstream.intake import Intake
+from gateway.downstream.limits import Intake
 from gateway.process import BACKLOG, HANDLER_GRACE
 from gateway.proxy import Proxy
 from gateway.server_certificate import ServerCertificate

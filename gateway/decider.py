@@ -22,8 +22,8 @@ from gateway.tokenize.estimator import DeferredCounts, Estimator
 from gateway.tokenize.prompt_reader import PromptText
 from policies.fleet.fleet import Fleet
 from policies.queue.queued_request import QueuedRequest
-from policies.routes.efforts import class_of
 from policies.routes.route import Route
+from policies.routes.when import class_of
 from policies.routing.decide import decide
 from policies.routing.prompt_counts import is_count_needed, uncached_tokens
 from policies.types import UNUSABLE, Decision, PrefixBlocks, PromptEstimate, Quantiles

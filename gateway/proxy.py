@@ -16,15 +16,15 @@ from time import monotonic
 from backends.interface import Operation
 from gateway.admission.auth import Tenant
 from gateway.api.api_error import ApiError, internal, stopped
-from gateway.api.cors import ASKED_METHOD
-from gateway.api.model_list import model_list, model_object
+from gateway.api.dialects import model_list, model_object
 from gateway.api.paths import MODEL, MODELS, canonical
-from gateway.api.request_ids import request_id_of
+from gateway.api.request_headers import request_id_of
+from gateway.api.same_origin import ASKED_METHOD
 from gateway.core.hooks import Ask, Hooked, Plans, SidePath, SocketPath
 from gateway.decider import Decider
 from gateway.downstream.answer_headers import gateway_headers
 from gateway.downstream.http_request import HttpRequest
-from gateway.downstream.intake import SMALL_BODY
+from gateway.downstream.limits import SMALL_BODY
 from gateway.observe.record import RequestOutcome, Stage
 from gateway.observe.recorder import Recorder
 from gateway.observe.timeline import RequestTimeline

@@ -23,9 +23,9 @@ from prometheus_client.registry import Collector
 from gateway.admin.admin_replies import json_response
 from gateway.api.api_error import ApiError
 from gateway.config.config_errors import ConfigError
-from gateway.config.file_watch import CHECK_INTERVAL, FileWatch
 from gateway.config.loading import Change, change
 from gateway.config.models import Config
+from gateway.files import CHECK_INTERVAL, FileWatch
 from gateway.observe.metrics.series import gauge, totals
 from gateway.strict_json import encode
 from gateway.tokenize.tokenizers import EncoderError, encoder

@@ -22,8 +22,7 @@ from backends.http.tunnel import ProxyAddress
 from backends.interface import Backend, BackendConfig, Operation
 from gateway.admission.auth import CacheSalts, GroupMember, Keys, Tenant
 from gateway.admission.route_table import PoolModels, Routes
-from gateway.api.cors import Cors
-from gateway.api.same_origin import SameOrigin
+from gateway.api.same_origin import Cors, SameOrigin
 from gateway.config.field_types import authority
 from gateway.config.models import Config, Key
 from gateway.observe.metrics.request_metrics import ServedLabels

@@ -16,8 +16,8 @@ from collections.abc import Iterable
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from gateway.config.file_watch import CHECK_INTERVAL, FileWatch
 from gateway.config.server_tls import ServerTlsSection
+from gateway.files import CHECK_INTERVAL, FileWatch
 from gateway.observe.metrics.series import gauge
 
 log = logging.getLogger("firsttoken")

@@ -12,7 +12,7 @@ from time import monotonic
 from typing import Any
 
 from backends.interface import BackendRequest, Failure, Operation
-from gateway.api.request_ids import new_request_id
+from gateway.api.request_headers import new_request_id
 from gateway.upstream.attempt import Milestone, WireAttempt, WireEvent, WireState
 from gateway.upstream.attempt_sinks import AnswerSink, AttemptSink
 from gateway.upstream.upstream import Upstream

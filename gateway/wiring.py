@@ -15,7 +15,7 @@ from gateway.config.models import Config
 from gateway.core.part import Part
 from gateway.data_port import DataPort
 from gateway.decider import Decider
-from gateway.downstream.intake import Intake
+from gateway.downstream.limits import Intake
 from gateway.fleet.endpoint_poll import PollTarget
 from gateway.fleet.monitor import Monitor
 from gateway.observe.metrics.request_metrics import RequestMetrics, budgets

@@ -204,7 +204,7 @@ class RequestView:
     images: bool = False
     json_schema: bool = False
     priority: int = 0
-    reasoning_effort: str = ""  # as the caller asked (`policies.routes.efforts`); empty: it named none
+    reasoning_effort: str = ""  # as the caller asked (`policies.routes.when`); empty: it named none
     headers: Mapping[str, str] = field(default_factory=dict)  # lower-case names; only headers in a `when`
     pinned: str = ""  # id of the endpoint that holds state of this request; empty: any endpoint may serve it
     session: str = ""
@@ -259,7 +259,7 @@ class PoolEstimate:
     text_tokens: int = 0  # of text, before correction
     messages: int = 1
     adapter: str = ""  # LoRA adapter that answers; empty: the model itself
-    effort: str = ""  # class of the reasoning effort (`policies.routes.efforts`); empty: none is named
+    effort: str = ""  # class of the reasoning effort (`policies.routes.when`); empty: none is named
     margin: int = 0  # tokens more or less, nearly always; 0: counted
     counted_text: Callable[[], int] | None = field(default=None, compare=False, repr=False)  # 0: not counted yet
     outline: Callable[[], PromptOutline] | None = field(default=None, compare=False, repr=False)

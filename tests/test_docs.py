@@ -24,9 +24,9 @@ from gateway.cli.main import main
 from gateway.config.loading import load
 from gateway.config.models import Config, Defaults, Key, ServerSection
 from gateway.config.pool_section import PoolSection
-from gateway.config.presets import preset
 from gateway.config.schema import schema
-from gateway.downstream import http_limits, http_server
+from gateway.config.yaml_source import preset
+from gateway.downstream import http_server, limits
 from gateway.fleet import endpoint_poll
 from gateway.observe import logs, recorder
 from gateway.observe.metrics.metric_table import CATALOG
@@ -234,13 +234,13 @@ def test_the_operations_page_lists_every_path_of_both_ports() -> None:
     assert set(re.findall(r"`(?:GET|POST|DELETE) (/[\w/{}]*)", page)) == {*gateway.proxy.methods, *admin}
 
 
-TIMEOUTS = http_limits.DEFAULT_TIMEOUTS
+TIMEOUTS = limits.DEFAULT_TIMEOUTS
 LIMITS = [  # start of the line on the page, and the text of the limit
     ("| `GET /requests", f"{recorder.RECENT} are kept"),
     ("| time for a body to arrive", f"{TIMEOUTS.body:g} s"),
     ("| time for a request's head", f"{TIMEOUTS.head:g} s"),
-    ("| head of a request", f"{http_limits.MAX_LINE // 1024} KiB"),
-    ("| head of a request", f"{http_limits.MAX_HEADERS} headers"),
+    ("| head of a request", f"{limits.MAX_LINE // 1024} KiB"),
+    ("| head of a request", f"{limits.MAX_HEADERS} headers"),
     ("| nesting of a body", f"{strict_json.MAX_DEPTH} levels"),
     ("| caller that does not read", f"paused at {http_server.HIGH_WATER // 1024} KiB"),
     ("| caller that does not read", f"cut after {relay.STALL:g} s"),

@@ -3,6 +3,8 @@
 https://protobuf.dev/programming-guides/encoding. A field is a tag (number and wire type) and a value. Bounds: a varint
 has ten bytes at most, a length never exceeds what is there, a message has MAX_FIELDS fields, those of the messages in
 it included. All else is ValueError.
+
+Read too: maps of Protocol Buffers, and google.protobuf.Struct as far as it holds text.
 """
 
 from __future__ import annotations
@@ -92,3 +94,27 @@ def as_bytes(value: Value) -> bytes:
     if isinstance(value, int):
         raise ValueError("a number in place of bytes")
     return value
+
+
+def map_entries(fields: FieldReader, value: Value, name: int) -> list[tuple[str, bytes]]:
+    return [map_entry(fields, as_bytes(inner)) for key, inner in fields(as_bytes(value)) if key == name]
+
+
+def map_entry(fields: FieldReader, data: bytes) -> tuple[str, bytes]:
+    found = {name: as_bytes(value) for name, value in fields(data)}
+    return found.get(1, b"").decode("utf-8", "replace"), found.get(2, b"")
+
+
+def text_members(fields: FieldReader, data: bytes) -> dict[str, str]:
+    """Text members of a google.protobuf.Struct, and lists of text."""
+    return {key: _text(fields, inner) for key, inner in map_entries(fields, data, 1)}
+
+
+def _text(fields: FieldReader, data: bytes, in_list: bool = False) -> str:
+    """google.protobuf.Value: 3 is a string, 6 a list of values; a list in a list has no text."""
+    for name, value in fields(data):
+        if name == 3:
+            return as_bytes(value).decode("utf-8", "replace")
+        if name == 6 and not in_list:
+            return ",".join(_text(fields, as_bytes(each), True) for key, each in fields(as_bytes(value)) if key == 1)
+    return ""

@@ -32,10 +32,10 @@ from urllib.parse import urlsplit
 
 from backends import failures
 from backends.failures import TransportError
-from backends.http.address_race import connected_socket
 from backends.http.allowed_addresses import is_allowed
 from backends.http.connection import Connection, Exchange, Sink, WriteCoalescer
 from backends.http.loop_aware_timer import LoopAwareTimer
+from backends.http.name_lookup import connected_socket
 from backends.http.network_time import NetworkTime
 from backends.http.tunnel import ProxyAddress, open_tunnel
 from backends.interface import Failure, HttpCall

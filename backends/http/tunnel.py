@@ -14,7 +14,7 @@ from typing import cast
 from urllib.parse import unquote, urlsplit
 
 from backends.failures import ProxyError
-from backends.http.address_race import connected_socket
+from backends.http.name_lookup import connected_socket
 
 _STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})(?: [^\r\n]*)?\r\n")
 HEAD_LIMIT = 16 * 1024  # bytes of the proxy's reply

@@ -23,17 +23,20 @@ from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes, Settings
 from hpack import NeverIndexedHeaderTuple
 
-from backends.http2.flood import LIMITS, PERIOD, Flood, FloodMeter
 from backends.http2.frame_walk import (
     CONTINUATION,
     DATA,
     GOAWAY,
     HEADERS,
+    LIMITS,
+    PERIOD,
     PING,
     PREFACE,
     PRIORITY,
     RST_STREAM,
     SETTINGS,
+    Flood,
+    FloodMeter,
     FrameHead,
     FrameWalk,
     Http2Error,

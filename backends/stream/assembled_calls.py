@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from backends.stream.assembly import Differences, Unassembled, joined, keep_first, named
-from backends.stream.token_form import read_text, written
+from backends.stream.event_shapes import read_text, written
 
 _CALLED = {"function": "arguments", "custom": "input"}  # text member by the type of a call
 

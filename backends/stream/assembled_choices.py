@@ -29,7 +29,7 @@ from backends.stream.assembly import (
     keep_latest,
     named,
 )
-from backends.stream.token_form import TokenForm, read_text, written
+from backends.stream.event_shapes import TokenForm, read_text, written
 from backends.stream.whole_forms import WholeForm, filled
 
 _TEXTS = frozenset({"content", "refusal", "reasoning", "reasoning_content"})  # of a delta, to be joined

@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 
 from backends.failures import decode_leniently
+from backends.stream.event_shapes import TokenForm, read_text, written
 from backends.stream.sse import ServerSentEvent, SseDecoder, StreamError, WholeEvents
-from backends.stream.token_form import TokenForm, read_text, written
 
 TEXT_LIMIT = 64 << 20  # bytes of text of all answers
 GRANT = 4096  # bytes taken from the budget at a time

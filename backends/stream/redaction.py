@@ -3,7 +3,7 @@
 - A backend without separate caches per tenant would reveal the prompts of other tenants. Within `usage` and `timings`
   every number under a name with `cache` becomes 0, padded with blanks.
 - Some backends quote the gateway's API key in an error with status 200. The key becomes asterisks, in error objects
-  alone: a good answer passes unchanged, whatever the key. A placeholder is no key (`backends.secrets`).
+  alone: a good answer passes unchanged, whatever the key. A placeholder is no key (`backends.scrubbing`).
 - Masking keeps the length, so content-length and framing stay right.
 - Bytes are held back only while an incomplete key may have to go.
 """
@@ -17,7 +17,7 @@ import msgspec
 
 from backends.failures import decode_leniently
 from backends.interface import Failure
-from backends.secrets import is_secret
+from backends.scrubbing import is_secret
 
 
 class RewritingError(Exception):

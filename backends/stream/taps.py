@@ -1,6 +1,6 @@
 """Taps: read an OpenAI reply in passing, for tokens, usage, end and failure.
 
-Output is what a caller gets to see or hear (`backends.stream.visible_output`), of two kinds: reasoning, and the answer.
+Output is what a caller gets to see or hear (`backends.stream.event_shapes`), of two kinds: reasoning, and the answer.
 
 Rules:
 - A tap never changes or delays a byte.
@@ -26,10 +26,8 @@ import msgspec
 
 from backends import failures
 from backends.interface import EngineTimes, Failure, ReplyFacts, Tap, Usage
-from backends.stream.event_shapes import ChoiceShape, ChunkShape, WholeShape
+from backends.stream.event_shapes import ChoiceShape, ChunkShape, TokenForm, WholeShape, answers, reasons
 from backends.stream.sse import ExcerptDecoder, ServerSentEvent, StreamError, excerpt
-from backends.stream.token_form import TokenForm
-from backends.stream.visible_output import answers, reasons
 
 T = TypeVar("T")
 _chunk_decoder = msgspec.json.Decoder(ChunkShape)

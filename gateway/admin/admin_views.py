@@ -16,7 +16,7 @@ from gateway.observe.record import Record
 from gateway.observe.record_columns import RECORD
 from policies.fleet.beliefs import ALL, LIMITS, Belief
 from policies.fleet.endpoint_state import EndpointStatistics
-from policies.fleet.engine_rates import EngineRates
+from policies.fleet.engine_load import EngineRates
 from policies.queue.queued_request import Hold, HoldRule, QueuedRequest
 from policies.routing.reasons import reason_of, terms_of
 from policies.types import (

@@ -24,15 +24,14 @@ from aiohttp import web
 
 from gateway.admin.admin_replies import json_response, lowercase_headers, read_body
 from gateway.admission.key_store import MAX_KEYS, KeyStore, StoredKeys, StoreFull
-from gateway.admission.new_keys import SETTINGS, InvalidKey, changed_key, in_file, is_hidden, new_key
-from gateway.admission.operator_store import operator_store
+from gateway.admission.new_keys import SETTINGS, InvalidKey, changed_key, in_file, is_hidden, new_key, operator_store
 from gateway.api.api_error import ApiError, bad_request, retry_later
 from gateway.cluster.redis_client import Unavailable
 from gateway.config.config_errors import did_you_mean, nearest, sentence
 from gateway.config.models import Config, Key
 from gateway.downstream.http_request import caller_address
 from gateway.strict_json import BadJson, decode, encode
-from policies.rate_limit.bucket import RateLimit
+from policies.rate_limit.send_limits import RateLimit
 
 log = logging.getLogger("firsttoken")
 

@@ -30,8 +30,8 @@ from gateway.admission.key_store import (
     revocation,
     text_of,
 )
-from gateway.atomic_file import NotAFile, read_regular, replace_file
 from gateway.config.models import Key
+from gateway.files import NotAFile, read_regular, replace_file
 
 T = TypeVar("T")
 

@@ -1,4 +1,5 @@
-"""Makes and changes stored keys, for `firsttoken keys` and the admin port."""
+"""Opens the store of callers' keys that the configuration names, and makes and changes the keys in it, for `firsttoken
+keys` and the admin port."""
 
 from __future__ import annotations
 
@@ -10,8 +11,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from gateway.admission import key_store
+from gateway.admission.key_file import FileKeys
+from gateway.admission.key_store import KeyStore
+from gateway.admission.redis_keys import RedisKeys, one_connection
 from gateway.config.config_errors import did_you_mean
-from gateway.config.models import Config, Key
+from gateway.config.field_types import parse_redis_url
+from gateway.config.models import Config, Key, StateSection
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@+-]{0,63}")  # of a key that is made; older ones keep theirs
 NAME_RULE = "1 to 64 letters, digits and . _ : @ + -, a letter or a digit first"
@@ -75,3 +81,13 @@ def _unknown_routes(config: Config, key: Key) -> Iterator[tuple[str, str]]:
     for route in key.routes or ():
         if route not in known:
             yield "routes", f"no route '{route}'{did_you_mean(route, known)}"
+
+
+def operator_store(state: StateSection) -> KeyStore:
+    """The store that `state.keys` names. A question may take PATIENCE."""
+    if state.keys == "dir":
+        assert state.dir is not None  # by `gateway.config.loading`
+        return FileKeys(state.dir)
+    assert state.redis is not None
+    url = parse_redis_url(state.redis.get_secret_value())
+    return RedisKeys(one_connection(url), url, key_store.PATIENCE, state.namespace)

@@ -22,12 +22,21 @@ from msgspec import Raw
 from backends.engine_members import ENGINE_ANY, without_engine_members
 from backends.interface import Backend, Operation
 from backends.translation.translation import Translation
-from gateway.api import completion_deadline, request_start
 from gateway.api.api_error import ApiError, bad_request
 from gateway.api.dialects import READERS
-from gateway.api.openai_shapes import ChatShape, CompletionShape, MessageShape
-from gateway.api.parsed_body import Parameters, ParsedBody, checked, decode_object, output_limit
-from gateway.api.reasoning_effort import EFFORT_MEMBERS, reasoning_effort
+from gateway.api.parsed_body import (
+    EFFORT_MEMBERS,
+    ChatShape,
+    CompletionShape,
+    MessageShape,
+    Parameters,
+    ParsedBody,
+    checked,
+    decode_object,
+    output_limit,
+    reasoning_effort,
+)
+from gateway.api.request_headers import DEADLINE_HEADER, START_HEADER, deadline_by, sent_at
 from gateway.caches import GenerationalCache
 from gateway.strict_json import (
     MAX_DEPTH,
@@ -296,13 +305,13 @@ def parse(
         is_conversation=is_conversation,
         ttft_budget=_budget(headers, *_TTFT_HEADERS) if hinted else None,
         tpot_budget=_budget(headers, *_TPOT_HEADERS) if hinted else None,
-        by=completion_deadline.by(headers, arrival) if hinted else None,
+        by=deadline_by(headers, arrival) if hinted else None,
         headers={name: headers[name] for name in wanted if name in headers} if wanted else {},
         arrival=arrival,
         request_id=request_id,
         size=len(raw),
         dialect_headers=_dialect_headers(headers) if operation in _WITH_HEADERS else {},
-        sent_at=request_start.sent_at(headers.get(request_start.HEADER)) if hinted else None,
+        sent_at=sent_at(headers.get(START_HEADER)) if hinted else None,
     )
 
 
@@ -314,7 +323,7 @@ def _baggage(value: str) -> str:
 
 MAX_BAGGAGE = 8_192  # bytes; W3C Baggage, 3.3.2
 _TTFT_HEADERS, _TPOT_HEADERS = ("x-slo-ttft-ms", "x-llm-d-slo-ttft-ms"), ("x-slo-tpot-ms", "x-llm-d-slo-tpot-ms")
-_HINTS = frozenset(("x-priority", request_start.HEADER, completion_deadline.HEADER, *_TTFT_HEADERS, *_TPOT_HEADERS))
+_HINTS = frozenset(("x-priority", START_HEADER, DEADLINE_HEADER, *_TTFT_HEADERS, *_TPOT_HEADERS))
 
 
 def _too_many_elements() -> ApiError:

@@ -1,21 +1,70 @@
-"""A request body with the parts that the gateway reads, whatever the dialect."""
+"""A request body with the parts that the gateway reads, whatever the dialect.
+
+Shapes are of OpenAI's chat completions and completions: the fields read or type-checked by the gateway.
+
+The effort of reasoning has the words of its dialect. Chat completions: `reasoning_effort`. Responses, OpenRouter:
+`reasoning.effort` or `.max_tokens`. Messages:
+`thinking.budget_tokens`, and `output_config.effort` where thinking is adaptive. Gemini's chat completions: a level or a
+budget in `extra_body.google.thinking_config`. Qwen and other open models: `enable_thinking` and `thinking_budget`, or
+a switch of the chat template.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
+from msgspec import Raw
 
 from backends.interface import Operation
 from backends.translation.registry import as_chat
 from backends.translation.reply_translation import SHAPE_ERRORS
 from gateway.api.api_error import ApiError, bad_request
-from gateway.api.openai_shapes import MessageShape
 from gateway.strict_json import BadJson, decode
 from gateway.tokenize.prompt import Prompt, prompt_of
+from policies.routes.when import EFFORTS
+
+Choices = Annotated[int, msgspec.Meta(ge=1, le=128)]
+
+
+class _StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+
+
+class MessageShape(msgspec.Struct):
+    """A message of a chat, as far as a prompt is made of it."""
+
+    role: str
+    content: str | list[dict[str, Any]] | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+
+
+class _OpenAIShape(msgspec.Struct):
+    model: Annotated[str, msgspec.Meta(min_length=1)]
+    stream: bool | None = None
+    stream_options: _StreamOptions | None = None
+    max_tokens: int | None = None  # any: the engine judges the value
+    n: Choices | None = None
+    best_of: Choices | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    stop: str | list[str] | None = None
+    user: str | None = None
+
+
+class ChatShape(_OpenAIShape, kw_only=True):
+    messages: Annotated[list[MessageShape], msgspec.Meta(min_length=1)]
+    max_completion_tokens: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    response_format: dict[str, Any] | None = None
+
+
+class CompletionShape(_OpenAIShape, kw_only=True):
+    prompt: str | list[str | int | list[int]]
+
 
 _JSON_TYPES = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}
 _PYTHON_TYPE = re.compile(r"\b(str|int|float|bool)\b")
@@ -107,3 +156,42 @@ def _invalid(error: str) -> ApiError:
     named = _PYTHON_TYPE.sub(lambda found: _JSON_TYPES[found[0]], message)
     named = named.replace("`", "'").replace("Expected", "expected", 1)
     return bad_request(f"'{param}': {named}." if param else f"{named}.", param)
+
+
+MOST = 10_000_000  # tokens, beyond which a budget is none
+SWITCHED_ON = "medium"  # of thinking that is switched on without an effort or a budget: OpenAI's default
+
+_GEMINI, _TEMPLATE = ("extra_body", "google", "thinking_config"), "chat_template_kwargs"
+_SWITCHES = (("enable_thinking",), (_TEMPLATE, "enable_thinking"), (_TEMPLATE, "thinking"))
+_BUDGETS = (
+    ("thinking", "budget_tokens"),
+    ("reasoning", "max_tokens"),
+    (*_GEMINI, "thinking_budget"),
+    ("thinking_budget",),
+)
+_NAMED = ("reasoning_effort",), ("reasoning", "effort"), ("output_config", "effort"), (*_GEMINI, "thinking_level")
+EFFORT_MEMBERS = frozenset(path[0] for path in (*_SWITCHES, *_BUDGETS, *_NAMED))  # a body without these names none
+_WORDS = frozenset(EFFORTS)
+
+
+def reasoning_effort(body: Mapping[str, Any]) -> str:
+    """One of EFFORTS, or a budget as `8192 tokens`; empty: none is named that is known. No other text of a caller."""
+    switches = [_at(body, path) for path in _SWITCHES]
+    if _at(body, ("thinking", "type")) == "disabled" or any(switch is False for switch in switches):
+        return "none"
+    for path in _BUDGETS:
+        if type(tokens := _at(body, path)) is int and 0 <= tokens <= MOST:
+            return f"{tokens} tokens" if tokens else "none"
+    for path in _NAMED:
+        if isinstance(effort := _at(body, path), str) and effort in _WORDS:
+            return effort
+    return SWITCHED_ON if any(switch is True for switch in switches) else ""
+
+
+def _at(body: Mapping[str, Any], path: tuple[str, ...]) -> Any:
+    """The member at the path; None: there is none."""
+    found: Any = body
+    for name in path:
+        found = found.get(name) if isinstance(found, dict) else None
+        found = decode(found) if isinstance(found, Raw) else found
+    return found

@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 MAX_WORKERS = 256  # as gateway.config.models, whose import takes too long for a command line
 MAX_WINDOW = 60  # minutes that the gateway can compare, as gateway.observe.slow_counts
 WORKERS_HELP = "processes that share the port (default: server.workers)"
-ORDERS = ("configured", "worst", "traffic", "name")  # of `top`, as gateway.cli.top_view.Sort
-WINDOWS = ("now", "5m", "1h")  # of `top`, as gateway.cli.top_view.WINDOWS
+ORDERS = ("configured", "worst", "traffic", "name")  # of `top`, as gateway.cli.top_tables.Sort
+WINDOWS = ("now", "5m", "1h")  # of `top`, as gateway.cli.top_tables.WINDOWS
 EXPORTS = {  # files by kind, as patterns of paths
     "dashboards": "deploy/helm/firsttoken/files/dashboards/*.json",
     "rules": "deploy/helm/firsttoken/files/rules/*.yml",

@@ -16,8 +16,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 from gateway.admission.key_store import MAX_KEYS, StoredKeys, StoreFull
-from gateway.admission.new_keys import SETTINGS, InvalidKey, in_file, is_hidden, new_key
-from gateway.admission.operator_store import operator_store
+from gateway.admission.new_keys import SETTINGS, InvalidKey, in_file, is_hidden, new_key, operator_store
 from gateway.cli.tables import aligned
 from gateway.cluster.redis_client import Unavailable
 from gateway.config import schema as schemas

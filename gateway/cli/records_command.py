@@ -11,7 +11,7 @@ from typing import Any
 
 from gateway.config.config_errors import ConfigError
 from gateway.observe.record import FAULTS
-from gateway.records.stored_records import UnreadableRecords, stored_records
+from gateway.records.record_file import UnreadableRecords, stored_records
 from policies.diagnosis.incident_groups import IncidentGroup, as_json, incidents
 
 MINUTE = 60  # s

@@ -1,4 +1,4 @@
-"""Text of the commands: tables, lines of a bounded width."""
+"""Text of the commands: tables, bars for a terminal, lines of a bounded width."""
 
 from __future__ import annotations
 
@@ -29,3 +29,16 @@ def shortened(name: str, width: int) -> str:
 def printable(text: str) -> str:
     """Without commands to a terminal, which the text of a caller or of a server may hold."""
     return "".join(each if each.isprintable() else "?" for each in text)
+
+
+BAR = 40  # characters of the longest bar
+
+
+def bars(rows: Sequence[tuple[str, float, str]], longest: int = BAR) -> list[str]:
+    """A line per row of a label, a value and its text; the bar of the largest value has `longest` characters."""
+    if not rows:
+        return []
+    width, most = max(len(label) for label, _, _ in rows), max(value for _, value, _ in rows) or 1.0
+    return [
+        f"{label.ljust(width)}  {'█' * max(round(longest * value / most), 1)} {text}" for label, value, text in rows
+    ]

@@ -19,8 +19,7 @@ from rich.text import Text
 
 from gateway.cli.foreground import has_keyboard
 from gateway.cli.gateway_client import ErrorReply, Gone, ask, not_the_admin_port
-from gateway.cli.top_tables import Look, frame
-from gateway.cli.top_view import NOW, Sort, View, keyboard
+from gateway.cli.top_tables import NOW, Look, Sort, View, frame, keyboard
 from gateway.config.config_errors import ConfigError
 
 PATIENCE = 5.0  # s to wait for an answer of the gateway

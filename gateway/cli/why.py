@@ -14,10 +14,9 @@ from time import localtime, strftime
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from gateway.cli.charts import bars
 from gateway.cli.gateway_client import Gone, ask, ask_admin
 from gateway.cli.records_command import stored_causes, stored_incidents, stored_request
-from gateway.cli.tables import aligned, printable, shortened, wrapped
+from gateway.cli.tables import aligned, bars, printable, shortened, wrapped
 from gateway.config.config_errors import ConfigError
 
 WIDTH = 80  # columns

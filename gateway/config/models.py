@@ -17,12 +17,11 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from backends.kv_events import PublisherRank
 from gateway.config import field_types as fields
-from gateway.config.endpoint_section import Discovered, EndpointAddress
+from gateway.config.endpoint_section import Discovered, EndpointAddress, KubernetesSection, PodSource
 from gateway.config.field_types import Positive, Section, written
-from gateway.config.kubernetes_section import KubernetesSection, PodSource
 from gateway.config.pool_section import PoolSection, SilenceLimits
-from gateway.config.presets import with_preset
 from gateway.config.server_tls import ServerTlsSection
+from gateway.config.yaml_source import with_preset
 from policies import types as facts
 from policies.quota.key_limits import NANO, KeyLimits
 from policies.routes.levels import MOST_ATTEMPTS

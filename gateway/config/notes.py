@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from ipaddress import ip_address
 
 from backends.http.connection_pool import BackendAddress
-from backends.secrets import SHORTEST, is_secret
+from backends.scrubbing import SHORTEST, is_secret
 from backends.server_profiles import PROFILES, EngineProfile, Profile
 from gateway.config.field_types import authority, is_ip
 from gateway.config.models import Config

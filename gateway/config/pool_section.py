@@ -17,7 +17,7 @@ from backends.catalog import KINDS, BackendKind
 from backends.http.tls_files import TlsFiles
 from backends.http.tunnel import ProxyAddress
 from backends.interface import BackendConfig
-from backends.prior_ttft import prior_ttft
+from backends.server_profiles import prior_ttft
 from gateway.config import field_types as fields
 from gateway.config.config_errors import did_you_mean
 from gateway.config.endpoint_section import Discovered, EndpointAddress, EndpointSection

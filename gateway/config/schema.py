@@ -24,8 +24,18 @@ from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import ErrorDetails, core_schema
 
-from gateway.config.config_errors import SECRET_LENGTH, Path, Problem, nearest
-from gateway.config.mistake_hints import REMOVED, as_list, as_mapping, as_share, joined_value, unknown_key
+from gateway.config.config_errors import (
+    REMOVED,
+    SECRET_LENGTH,
+    Path,
+    Problem,
+    as_list,
+    as_mapping,
+    as_share,
+    joined_value,
+    nearest,
+    unknown_key,
+)
 from gateway.config.models import Config
 from gateway.config.yaml_source import Document
 

@@ -5,20 +5,26 @@ Rules:
 - A duplicate key is an error.
 - `${NAME}` and `${NAME:-default}` are replaced in text values, `$$` is a dollar sign.
 - Only mappings, lists and scalars are constructed; every other tag is an error.
+
+Presets of the workloads are the ready-made routes of policies/presets/, one file each. Tiers, limits and a budget that
+grows with the prompt are a ready-made route's own: no other route has them unless it says so.
 """
 
 from __future__ import annotations
 
+import pathlib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import yaml
 from yaml.reader import ReaderError
 
-from gateway.config import mistake_hints
-from gateway.config.config_errors import SECRET_LENGTH, ConfigError, Path, Problem, SourceLocation, quoted
+import policies
+from gateway.config.config_errors import SECRET_LENGTH, ConfigError, Path, Problem, SourceLocation, quoted, syntax
+from policies.routes.route import Workload
 
 _TAG = "tag:yaml.org,2002:"
 _MERGE = _TAG + "merge"
@@ -157,7 +163,7 @@ def _within(path: Path, roots: list[Path]) -> bool:
 def _syntax(file: str, error: yaml.MarkedYAMLError, source: str) -> str:
     mark = error.problem_mark or error.context_mark
     where = f"{file}:{mark.line + 1}:{mark.column + 1}" if mark else file
-    text, hint = " ".join(str(error.problem or error.context).split()), mistake_hints.syntax(error, source)
+    text, hint = " ".join(str(error.problem or error.context).split()), syntax(error, source)
     if "'\\t'" in text:
         text, hint = "a tab; indent with spaces", ""
     elif "but found another document" in text:
@@ -276,3 +282,24 @@ class _Builder:
                 self._problem(node, path, text)
             return PLACEHOLDER
         return value or default or ""
+
+
+FOLDER = pathlib.Path(policies.__path__[0]) / "presets"
+_OWN = ("tiers", "limits", "per_1k_tokens")
+
+
+@cache
+def preset(workload: Workload) -> dict[str, Any]:
+    """Defaults of a route with this workload."""
+    file = FOLDER / f"{workload}.yaml"
+    return _without_own(parse(file.read_text("utf-8"), file.name, {}).data["routes"][workload])
+
+
+def _without_own(section: Mapping[str, Any]) -> dict[str, Any]:
+    values = {key: value for key, value in section.items() if key not in _OWN}
+    return {key: _without_own(value) if isinstance(value, Mapping) else value for key, value in values.items()}
+
+
+def with_preset(workload: Workload, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge `raw`, the route as written by the operator, over the preset of the workload."""
+    return merge(Document(preset(workload)), Document(dict(raw))).data

@@ -16,9 +16,15 @@ from aiohttp.streams import StreamReader
 
 from backends.http.loop_aware_timer import LoopAwareTimer
 from gateway.api.api_error import ApiError
-from gateway.downstream.http_limits import Timeouts, body_deadline, body_too_slow, is_mostly_framing, too_much_framing
 from gateway.downstream.http_request import HttpRequest, framing_error, too_large
-from gateway.downstream.intake import Intake
+from gateway.downstream.limits import (
+    Intake,
+    Timeouts,
+    body_deadline,
+    body_too_slow,
+    is_mostly_framing,
+    too_much_framing,
+)
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 

@@ -3,8 +3,7 @@
 Path of a request: aiohttp -> `DownstreamConnection.serve` -> `HttpRequest` -> handler (`Proxy.handle`). Rules:
 - The handler writes the answer through `HttpRequest.writer`; aiohttp is told only whether to keep the connection.
 - The handler gets a request once the body is complete, or once a reason to refuse the request is known.
-- Bounds for each caller: `gateway.downstream.http_limits`, and the unread part of an answer. Bounds for all callers
-  together: `gateway.downstream.intake`.
+- Bounds for each caller, and for all callers together: `gateway.downstream.limits`, and the unread part of an answer.
 - A request that is refused by its head has no body read: input is dropped unparsed from then on.
 - A disconnect cancels the handler at once, and with the handler all attempts upstream. The end of a caller's input is
   the end of the caller.
@@ -30,22 +29,21 @@ from backends.http.connection import WriteCoalescer
 from backends.http.loop_aware_timer import LoopAwareTimer
 from gateway.api.api_error import ApiError
 from gateway.downstream.body_reader import BodyReader, Bounds, Precheck
-from gateway.downstream.http_limits import (
+from gateway.downstream.http_request import HttpRequest, ResponseWriter, WebSocket, refuse_repeated_keys, rendered
+from gateway.downstream.limits import (
     DEFAULT_TIMEOUTS,
+    LINGERING,
     MAX_BODY,
     MAX_HEAD,
     MAX_HEADERS,
     MAX_LINE,
+    Intake,
     Timeouts,
     head_too_long,
     is_mostly_framing,
     protocol_error,
     too_much_framing,
 )
-from gateway.downstream.http_request import HttpRequest, refuse_repeated_keys, rendered
-from gateway.downstream.intake import LINGERING, Intake
-from gateway.downstream.response_writer import ResponseWriter
-from gateway.downstream.web_socket import WebSocket
 
 log = logging.getLogger("firsttoken")
 

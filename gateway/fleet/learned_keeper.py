@@ -27,15 +27,15 @@ import msgspec
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from gateway.atomic_file import NotAFile, read_regular, replace_file
 from gateway.cluster.redis_client import RedisClient, Unavailable
 from gateway.cluster.redis_names import DEFAULT_NAMESPACE, redis_name
 from gateway.config.models import StateSection
+from gateway.files import NotAFile, read_regular, replace_file
 from gateway.observe.metrics.series import counter, gauge
 from gateway.runtime import RuntimeHolder
 from policies.fleet.fleet import Fleet
 from policies.latency.learned_state import LearnedEndpoint, LearnedLengths, LearnedRegression
-from policies.rate_limit.saved_limits import SavedLimits
+from policies.rate_limit.endpoint_limits import SavedLimits
 
 log = logging.getLogger("firsttoken")
 

@@ -22,8 +22,7 @@ from gateway.lost_promises import LostPromises
 from gateway.observe.metrics.series import counter
 from policies.fleet.beliefs import ALL, Belief
 from policies.fleet.circuit_breaker import BreakerState, CircuitBreaker
-from policies.fleet.engine_load import EngineLoad
-from policies.fleet.engine_rates import EngineRates
+from policies.fleet.engine_load import EngineLoad, EngineRates
 from policies.fleet.fleet import Fleet
 from policies.rate_limit.endpoint_limits import PEER_REPORT
 from policies.routes.route import Route

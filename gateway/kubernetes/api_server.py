@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
+from gateway.config.endpoint_section import KubernetesSection
 from gateway.config.field_types import ListenAddress
-from gateway.config.kubernetes_section import KubernetesSection
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 CONNECT = 10.0  # s

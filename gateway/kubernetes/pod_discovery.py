@@ -27,8 +27,8 @@ from backends.kubernetes.objects import (
     pods_of_pool,
     pods_of_slices,
 )
+from gateway.config.endpoint_section import KubernetesSection, PodSource
 from gateway.config.field_types import is_ip
-from gateway.config.kubernetes_section import KubernetesSection, PodSource
 from gateway.kubernetes.api_server import ApiServer, ApiServerError
 from gateway.kubernetes.reflector import Reflector
 

@@ -109,7 +109,7 @@ class AskedFacts(NamedTuple):
     stream: bool = False
     max_tokens: int | None = None
     choices: int = 1  # answers asked for
-    reasoning_effort: str = ""  # `gateway.api.reasoning_effort`; empty: it named none
+    reasoning_effort: str = ""  # `gateway.api.parsed_body`; empty: it named none
     sent_before: float | None = None  # s from the sending to the arrival, by the sender's clock (`x-request-start`)
     session: int = 0  # as a hash that is never shown; 0: none is named
     conversation: str = ""  # digest of the name that the caller gives it, for traces alone; empty: it names none

@@ -15,7 +15,7 @@ from time import monotonic
 
 from backends.interface import EngineTimes, ReplyFacts, Usage
 from gateway.api.inference_request import InferenceRequest
-from gateway.api.request_start import sent_before
+from gateway.api.request_headers import sent_before
 from gateway.observe.metrics.loop_lag import LoopLag
 from gateway.observe.record import (
     CONNECT,

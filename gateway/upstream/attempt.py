@@ -37,8 +37,7 @@ from backends.failures import (
 from backends.http.connection import Exchange, Sink
 from backends.interface import BackendRequest, Failure, FailureKind, Tap, Usage
 from backends.openai import asks_for_one
-from backends.stream.decompression import IDENTITY, Decompressor
-from backends.stream.held_reply import PAGES, HeldReply, reply_decompressor, unread
+from backends.stream.held_reply import IDENTITY, PAGES, Decompressor, HeldReply, reply_decompressor, unread
 from backends.stream.taps import BodyTap, output_tokens
 from gateway.upstream.attempt_figures import NO_CONSUMPTION, AttemptTimes, Consumption
 from gateway.upstream.routed_request import UNCHANGED, Rewriting
@@ -46,7 +45,7 @@ from gateway.upstream.upstream import EVERYWHERE, Upstream
 from gateway.upstream.usage_bounds import impossible
 from policies.blame.blame import BLAME
 from policies.fleet.fleet import AttemptReport, Fleet
-from policies.rate_limit.bucket import RateLimit
+from policies.rate_limit.send_limits import RateLimit
 from policies.types import FOREVER, Attempt, AttemptKind, AttemptOutcome
 
 NOTHING_READ = BodyTap()

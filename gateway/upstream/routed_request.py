@@ -11,7 +11,7 @@ from backends.translation.masked_messages import MASKED_MESSAGES
 from backends.translation.reply_translation import AnswerTranslation, RewrittenAnswer
 from backends.translation.translation import Translation
 from gateway.api.inference_request import InferenceRequest
-from gateway.api.request_ids import new_request_id
+from gateway.api.request_headers import new_request_id
 from gateway.observe.timeline import RequestTimeline
 from gateway.upstream.upstream import Upstream
 from policies.attempts.attempt_events import AttemptLimits

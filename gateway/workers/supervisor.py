@@ -51,8 +51,7 @@ from gateway.server_certificate import ServerCertificate
 from gateway.tokenize.tokenizers import encoder
 from gateway.worker_context import WorkerContext
 from gateway.workers.admin_aggregator import serve_aggregator
-from gateway.workers.heartbeats import KILLED, STALLED, TICK, StallWatch
-from gateway.workers.shared_state import SharedState
+from gateway.workers.shared_state import KILLED, STALLED, TICK, SharedState, StallWatch
 from gateway.workers.worker import Order, WorkerSlot, exit_reason, serve_worker
 from gateway.workers.worker_peers import WorkerPeers
 

@@ -71,7 +71,7 @@ def check_pools(pools: Mapping[str, PoolBounds], config: Config) -> None:
 
 
 async def _serve(scaler: Autoscaler, listen: ListenAddress) -> None:
-    from gateway.downstream.intake import Intake
+    from gateway.downstream.limits import Intake
     from gateway.parts.picker.grpc_port import GrpcServer
     from lab.autoscale.external_scaler import ExternalScaler
 

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from gateway.cli.charts import BAR
-from gateway.cli.tables import aligned
+from gateway.cli.tables import BAR, aligned
 from lab.capacity.budget_shares import BudgetShare
 from lab.capacity.fleet_size import FleetSizeResult
 from lab.capacity.smallest_fleet import SmallestFleet

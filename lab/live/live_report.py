@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from gateway.cli.charts import BAR
 from gateway.cli.live.live_facts import harmless
-from gateway.cli.tables import aligned
+from gateway.cli.tables import BAR, aligned
 from gateway.config.notes import duration
 from lab.live.attainment import RouteAttainment, quantile
 from lab.live.live_player import LiveAnswer

@@ -31,7 +31,7 @@ from statistics import mean
 from typing import Any
 
 from gateway.records.log_entries import ChosenBreaks, LogMender
-from gateway.records.stored_records import UnreadableRecords, stored_records
+from gateway.records.record_file import UnreadableRecords, stored_records
 from lab.traffic.access_log import UNANSWERED, LoggedRequest, PromptChains, block_of, logged_request, turns
 
 BLOCK = 512  # tokens per hash of a trace

@@ -92,8 +92,8 @@ class Cause(StrEnum):
 @dataclass(frozen=True, slots=True)
 class CauseFound:
     """A cause with its evidence: figures, in words. `culprit`: an endpoint, a pool, or `caller NAME`; empty: the one
-    that the cause is usually of (`policies.diagnosis.culprits`). `own`: the work that the request waited for was its
-    caller's own; `witnessed`: seen by this request, not told by others."""
+    that the cause is usually of (`policies.diagnosis.waiting_cause`). `own`: the work that the request waited for was
+    its caller's own; `witnessed`: seen by this request, not told by others."""
 
     cause: Cause
     evidence: str

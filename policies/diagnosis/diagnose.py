@@ -6,6 +6,8 @@ Rules:
 - The usual is of the route's requests that met their budgets. Where there are too few of them, a forecast of less than
   half the time upstream stands for its usual value, and zero for all other parts.
 - A stall of the event loop lies within other stages, so it is looked for first.
+
+`prompt_cause` finds why a prompt took long to compute: its length, or a prefix that should have been cached.
 """
 
 from __future__ import annotations
@@ -14,18 +16,113 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from policies.diagnosis.causes import Cause, CauseFound, CauseVerdict
-from policies.diagnosis.culprits import culprit, own_work_of
-from policies.diagnosis.facts import LostAttempt, Objective, RequestFacts, ms
-from policies.diagnosis.prompt_cause import prompt_cause
+from policies.diagnosis.facts import EarlierPrompt, LostAttempt, Objective, RequestFacts, ms
 from policies.diagnosis.usual import Usual
 from policies.diagnosis.waiting_cause import (
     behind,
+    culprit,
     engine_wait_cause,
     noisy_neighbour,
+    own_work_of,
     queue_cause,
     rate_limit_cause,
 )
 from policies.types import AttemptOutcome, Placement, RejectionKind
+
+NOTICEABLE_TOKENS = 512  # tokens: landmarks of prompts are as far apart
+MOST_TOKENS = 0.5  # of the tokens in question
+REGULAR = 0.3  # share of a prompt from which a route is expected to find its prefix cached
+LONGER, LONGEST = 1.5, 1.1  # times the usual median, and its 90th percentile
+
+
+def prompt_cause(facts: RequestFacts, usual: Usual) -> CauseFound | None:
+    """None: the prompt is no reason."""
+    return _lost_turn(facts) or _lost_prefix(facts) or _broken(facts) or _unseen(facts, usual) or _long(facts, usual)
+
+
+def _lost_turn(facts: RequestFacts) -> CauseFound | None:
+    """The prompt continues an earlier one, whose blocks were computed and are gone."""
+    earlier = facts.earlier
+    if earlier is None or earlier.shared < earlier.tokens or earlier.tokens - facts.hit < NOTICEABLE_TOKENS:
+        return None
+    if facts.hit > MOST_TOKENS * earlier.tokens:
+        return None
+    told = (
+        f"{facts.hit:,} of {facts.prompt:,} prompt tokens were cached; {earlier.tokens:,} of them were computed "
+        f"{ms(earlier.ago)} ago at {earlier.endpoint}"
+    )
+    if earlier.endpoint != facts.endpoint:
+        return CauseFound(Cause.COLD_CACHE, f"{told}, and this turn went to {facts.endpoint}")
+    if earlier.lost:
+        return CauseFound(Cause.COLD_CACHE, f"{told}, which was restarted or gone since")
+    return CauseFound(Cause.EVICTED_SESSION, f"{told}, which has dropped them since")
+
+
+def _lost_prefix(facts: RequestFacts) -> CauseFound | None:
+    """The forecast counted on blocks which the engine did not have."""
+    lacking = facts.predicted - facts.hit
+    if facts.cached is None or lacking < NOTICEABLE_TOKENS or facts.hit > MOST_TOKENS * facts.predicted:
+        return None
+    told = f"{facts.predicted:,} of {facts.prompt:,} prompt tokens were expected in the cache; {facts.hit:,} were there"
+    if facts.endpoint_share is not None and facts.endpoint_share < MOST_TOKENS:
+        return CauseFound(Cause.COLD_CACHE, f"{told}, and other prompts at {facts.endpoint} missed theirs too")
+    return CauseFound(Cause.EVICTED_SESSION, told)
+
+
+def _broken(facts: RequestFacts) -> CauseFound | None:
+    """The prompt departs early from the one before it in its session, and is no shorter."""
+    earlier = facts.earlier
+    if (
+        earlier is None
+        or earlier.shared >= MOST_TOKENS * earlier.tokens
+        or earlier.tokens - earlier.shared < NOTICEABLE_TOKENS
+    ):
+        return None
+    if facts.prompt < earlier.tokens or facts.hit > MOST_TOKENS * earlier.tokens:
+        return None
+    return CauseFound(Cause.CACHE_BROKEN, f"{_departs(earlier)}; {facts.hit:,} of {facts.prompt:,} tokens were cached")
+
+
+def _departs(earlier: EarlierPrompt) -> str:
+    where = f"after {earlier.shared:,} tokens" if earlier.shared else f"within its first {NOTICEABLE_TOKENS} tokens"
+    return (
+        f"the prompt departs {where} from the one of {earlier.tokens:,} tokens sent {ms(earlier.ago)} before it in "
+        "the same session"
+    )
+
+
+def _unseen(facts: RequestFacts, usual: Usual) -> CauseFound | None:
+    """A route whose prompts usually find a prefix, and a prompt that finds none."""
+    expected = usual.predicted_share.p50 if usual.known else 0.0
+    missing = expected * facts.prompt - facts.hit
+    if expected < REGULAR or missing < NOTICEABLE_TOKENS or facts.hit > MOST_TOKENS * expected * facts.prompt:
+        return None
+    if facts.prompt > LONGER * max(usual.prompt.p90, 1.0):
+        return None
+    share = facts.hit / max(facts.prompt, 1)
+    told = f"{share:.0%} of {facts.prompt:,} prompt tokens were cached; usual here: {expected:.0%}"
+    if facts.route_share is not None and facts.route_share >= MOST_TOKENS * expected:
+        return CauseFound(
+            Cause.CACHE_BROKEN,
+            f"{told}, and {facts.route_share:.0%} in the other latest prompts: this one begins differently",
+        )
+    return CauseFound(Cause.COLD_CACHE, f"{told}; the other latest prompts of the route found no prefix either")
+
+
+def _long(facts: RequestFacts, usual: Usual) -> CauseFound | None:
+    if usual.known:
+        if facts.computed < max(LONGER * usual.computed.p50, LONGEST * usual.computed.p90, NOTICEABLE_TOKENS / 2):
+            return None
+        told = f"{facts.computed:,} prompt tokens to compute; usual here: {usual.computed.p50:,.0f} (p50), "
+        return CauseFound(Cause.LONG_PROMPT, f"{told}{usual.computed.p90:,.0f} (p90)")
+    if (
+        facts.engine.forecast_prefill < MOST_TOKENS * facts.stages.get("upstream", 0.0)
+        or facts.computed < NOTICEABLE_TOKENS
+    ):
+        return None
+    alone = f"the forecast gave the prefill alone {ms(facts.engine.forecast_prefill)}"
+    return CauseFound(Cause.LONG_PROMPT, f"{facts.computed:,} prompt tokens to compute; {alone}")
+
 
 NOTICEABLE = 0.005  # s over the usual, below which a part explains nothing
 MOST = 0.5  # of a time, to explain it

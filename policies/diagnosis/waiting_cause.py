@@ -1,4 +1,7 @@
-"""Reasons for which a request waited, in the gateway's queue or in the engine's: who was served before it."""
+"""Reasons for which a request waited, in the gateway's queue or in the engine's: who was served before it.
+
+`culprit` is the endpoint, pool or caller that a slow or failed request is laid to, where its evidence names no other.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,49 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from policies.diagnosis.causes import Cause, CauseFound
-from policies.diagnosis.culprits import of_caller
 from policies.diagnosis.facts import Neighbour, RequestFacts, ms
 from policies.diagnosis.usual import Usual
+
+CALLERS = frozenset({Cause.CACHE_BROKEN, Cause.LONG_PROMPT, Cause.MODEL_THINKS, Cause.CALLER_SLOW})
+ENDPOINTS = frozenset(
+    {
+        Cause.COLD_CACHE,
+        Cause.EVICTED_SESSION,
+        Cause.KV_FULL,
+        Cause.DECODE_BOUND,
+        Cause.CONNECTION,
+        Cause.ENDPOINT_FAILED,
+    }
+)
+POOLS = frozenset({Cause.QUEUED, Cause.RATE_LIMIT})
+NOBODY = ("", "-")
+
+
+def culprit(found: CauseFound, facts: RequestFacts) -> str:
+    """Empty: nobody is named."""
+    if found.culprit:
+        return found.culprit
+    if found.cause in CALLERS:
+        return of_caller(facts.tenant)
+    if found.cause is Cause.SLOW_REGION:
+        return f"region {facts.region}"
+    if found.cause is Cause.GATEWAY_STALLED:
+        return "the gateway"
+    named = facts.endpoint if found.cause in ENDPOINTS else ""
+    if named in NOBODY and found.cause in ENDPOINTS | POOLS:
+        named = facts.pool
+    return "" if named in NOBODY else named
+
+
+def own_work_of(found: CauseFound, facts: RequestFacts) -> str:
+    """The caller, where its own work or prompt is the reason; empty otherwise."""
+    return of_caller(facts.tenant) if found.own or found.cause in CALLERS else ""
+
+
+def of_caller(tenant: str) -> str:
+    """The name of a caller among those of endpoints and pools; empty: callers have no keys."""
+    return "" if tenant in NOBODY else f"caller {tenant}"
+
 
 DOMINANT = 0.6  # share of the tokens before a request from which one caller is the reason
 LARGE = 3.0  # times the usual prompt

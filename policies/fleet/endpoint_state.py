@@ -14,17 +14,13 @@ from operator import attrgetter
 
 from policies.fleet.adapter_slots import AdapterSlots
 from policies.fleet.beliefs import Belief, beliefs, limits
-from policies.fleet.caller_evidence import CallerEvidence
+from policies.fleet.caller_evidence import CallerEvidence, LearnedCap
 from policies.fleet.circuit_breaker import MAX_EJECTION, BreakerState, CircuitBreaker
-from policies.fleet.engine_load import EngineLoad, has_restarted
-from policies.fleet.engine_rates import EngineCounters, EngineRates
-from policies.fleet.engine_sleep import EngineSleep
-from policies.fleet.kv_room import KvRoom
-from policies.fleet.learned_cap import LearnedCap
+from policies.fleet.engine_kv_cache import KvLoads, KvRoom
+from policies.fleet.engine_load import EngineCounters, EngineLoad, EngineRates, EngineSleep, has_restarted
 from policies.fleet.network_path import NetworkPath
 from policies.fleet.peers import NO_LOAD, PeerLoad, add_misses
 from policies.latency.api_predictor import ApiPredictor
-from policies.latency.kv_loads import KvLoads
 from policies.latency.online_learning import Calibration, ErrorQuantiles
 from policies.latency.token_counts import InflightTokens, PrefillQueue
 from policies.latency.tpot import (

@@ -23,7 +23,7 @@ from dataclasses import replace
 
 from policies.blame.blame import Fault
 from policies.fleet.circuit_breaker import CircuitBreaker
-from policies.fleet.departed import DepartedEndpoints
+from policies.fleet.departed import DepartedEndpoints, restore_all, restore_limits
 from policies.fleet.endpoint_state import EndpointState
 from policies.fleet.engine_load import EngineLoad
 from policies.fleet.fleet_reader import FleetReader
@@ -33,15 +33,14 @@ from policies.fleet.network_path import NetworkPath
 from policies.fleet.pauses import Pauses
 from policies.fleet.peers import NO_LOAD, PeerLink, PeerLoad
 from policies.fleet.pool_state import PoolState, share_predictors
-from policies.fleet.saved_state import restore_all, restore_limits
 from policies.latency.answer_lengths import AnswerLengths
 from policies.latency.learned_state import LearnedEndpoint, LearnedRegression
 from policies.latency.token_counts import TokenScale
 from policies.latency.tpot import DecodingAnswer
 from policies.prefix_cache.endpoint_cache import EndpointCache
 from policies.quota.external_use import ExternalUseByRoute
-from policies.rate_limit.bucket import RateLimit
-from policies.rate_limit.saved_limits import SavedLimits
+from policies.rate_limit.endpoint_limits import SavedLimits
+from policies.rate_limit.send_limits import RateLimit
 from policies.routes.route import Route
 from policies.types import (
     NEVER,

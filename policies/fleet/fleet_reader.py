@@ -12,17 +12,15 @@ from collections.abc import Hashable, Mapping
 from dataclasses import replace
 
 from policies.fleet.beliefs import Belief
-from policies.fleet.departed import DepartedEndpoints
+from policies.fleet.departed import DepartedEndpoints, learned, saved_limits
 from policies.fleet.endpoint_state import STALE, EndpointState, EndpointStatistics
-from policies.fleet.engine_load import EngineLoad
-from policies.fleet.engine_rates import EngineRates
+from policies.fleet.engine_load import EngineLoad, EngineRates
 from policies.fleet.in_flight_attempt import InFlightAttempt
 from policies.fleet.pool_state import PoolState, without_larger_window
-from policies.fleet.saved_state import learned, saved_limits
 from policies.latency.learned_state import LearnedEndpoint
 from policies.latency.token_counts import TokenScale
 from policies.quota.external_use import ExternalUseByRoute
-from policies.rate_limit.saved_limits import SavedLimits
+from policies.rate_limit.endpoint_limits import SavedLimits
 from policies.routes.route import Route
 from policies.types import (
     MEDIAN,

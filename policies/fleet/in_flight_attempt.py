@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from policies.blame.blame import BLAME, Blame, Evidence, Fault, blame_of, reason
 from policies.fleet.adapter_slots import LOADED, UNKNOWN, AdapterSlots, AdapterWait
 from policies.fleet.endpoint_state import EWMA_WEIGHT, EndpointState
-from policies.latency.kv_loads import LEAST
+from policies.fleet.engine_kv_cache import LEAST
 from policies.latency.token_counts import NO_QUEUE, PrefillQueue, PrefillTokens, TokenScale
 from policies.latency.tpot import MIN_TPOT, DecodingAnswer
 from policies.latency.ttft_predictor import MIN_TTFT, PrefillWork, TtftPredictor, TtftSample

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from policies.prefix_doctor.break_class import BreakClass
-from policies.prefix_doctor.mends import mend
+from policies.prefix_doctor.break_class import BreakClass, mend
 from policies.prefix_doctor.prefix_ledger import DAY
 from policies.prefix_doctor.prompt_outline import PARTS
 

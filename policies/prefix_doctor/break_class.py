@@ -5,6 +5,8 @@ so on. Of each masked window a digest is kept. Where two broken prompts have equ
 ones without, they differ in text of that class and in nothing else nearby: a proof, not a guess by the looks of a text.
 
 Digests are Python's, keyed by the process: they tell nothing outside of it.
+
+A mend of a break is a rule of the gateway that the route can turn on, or a sentence for whoever writes the prompt.
 """
 
 from __future__ import annotations
@@ -92,3 +94,46 @@ def changed_class(before: BreakMark, after: BreakMark) -> BreakClass:
         if one == other:
             return kind
     return after.first if before.everything == after.everything else BreakClass.TEXT
+
+
+class RepairRule(StrEnum):
+    """Values of `routes.R.repair`, in the order in which they are applied."""
+
+    STRIP_CCH = "strip_cch"
+    SORT_TOOLS = "sort_tools"
+
+
+BEHIND = "behind everything that stays the same: the end of the last message"
+SENTENCES: Mapping[BreakClass, str] = {
+    BreakClass.CCH: "Turn the line off in Claude Code (CLAUDE_CODE_ATTRIBUTION_HEADER=0).",
+    BreakClass.TIMESTAMP: f"Write the time {BEHIND}, or leave out what changes within a day.",
+    BreakClass.UUID: f"Leave the id out of the prompt, or write it {BEHIND}.",
+    BreakClass.RANDOM_ID: f"Leave the id out of the prompt, or write it {BEHIND}.",
+    BreakClass.COUNTER: f"Write the number {BEHIND}.",
+    BreakClass.WHITESPACE: "Render the prompt once, and send the same bytes: spaces or line ends differ.",
+    BreakClass.TOOL_ORDER: "Send the tools in one order, such as by name.",
+    BreakClass.HISTORY_CUT: "Leave out earlier messages seldom, many at a time: each cut computes the rest anew.",
+    BreakClass.INSERTED: "Append messages; those inserted before earlier ones compute all that follows again.",
+    BreakClass.TEXT: f"Find what changes at this place, and write it {BEHIND}.",
+    BreakClass.UNCLASSIFIED: "Seen once so far: its class takes two breaks at the same place.",
+}
+RULES: Mapping[BreakClass, RepairRule] = {
+    BreakClass.CCH: RepairRule.STRIP_CCH,
+    BreakClass.TOOL_ORDER: RepairRule.SORT_TOOLS,
+}
+FITS: Mapping[RepairRule, tuple[str, ...]] = {  # roles of parts that a rule changes
+    RepairRule.STRIP_CCH: ("system",),
+    RepairRule.SORT_TOOLS: ("tools",),
+}
+
+
+def rule_for(cls: BreakClass, role: str) -> RepairRule | None:
+    """None: no rule fits."""
+    rule = RULES.get(cls)
+    return rule if rule is not None and role in FITS[rule] else None
+
+
+def mend(route: str, cls: BreakClass, role: str) -> str:
+    rule = rule_for(cls, role)
+    turned_on = "" if rule is None else f"`routes.{route}.repair: [{rule.value}]`, or: "
+    return turned_on + SENTENCES[cls]

@@ -35,7 +35,7 @@ from pydantic import (
 from policies.adapters import knows_adapter
 from policies.external_share import within_share
 from policies.pinned_state import has_its_state
-from policies.prefix_doctor.mends import RepairRule
+from policies.prefix_doctor.break_class import RepairRule
 from policies.route_hooks import Divide, Fits, PoolFits
 from policies.routes.levels import MOST_ATTEMPTS, MOST_RETRIES, AttemptRules, FailureCause, drawn_order
 from policies.routes.region import RoutedRegions

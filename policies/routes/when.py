@@ -10,8 +10,13 @@ Rules:
 - A header is compared as text (`web`), as a number (`>= 2`), or as a flag (`true`: it says true, 1, yes or on;
   `false`: it says anything else, or is absent). An absent header fails the other comparisons.
 - A count that the caller did not give (`output_tokens` is its max_tokens, capped by the route) fails its comparison.
-- An effort of reasoning is compared by its order (`policies.routes.efforts`); one that the caller did not name fails.
+- An effort of reasoning is compared by its order; one that the caller did not name fails.
 - A reason names the condition and the value, but never a header's value, which may be confidential.
+
+Efforts of reasoning:
+- An effort is a word of `EFFORTS`, or a budget of thinking tokens: `8192 tokens`. Empty: the request names none.
+- A budget counts as the effort that Messages are translated to (`backends.translation.messages_to_chat`).
+- `class_of` gathers budgets of about the same size, by powers of two: what is learned by class has a bounded memory.
 """
 
 from __future__ import annotations
@@ -20,13 +25,34 @@ import operator
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cached_property
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema, model_serializer, model_validator
 
-from policies.routes.efforts import EFFORTS, place_of
 from policies.types import RequestView
+
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+_BUDGETS = ((2048, "low"), (8192, "medium"))  # tokens at most; more is high
+
+
+def class_of(effort: str) -> str:
+    """The same for budgets of about the same size."""
+    tokens, _, unit = effort.partition(" ")
+    return f"{int(tokens).bit_length()} bits" if unit else effort
+
+
+def place_of(effort: str) -> int:
+    """Position in EFFORTS. Raises ValueError with a suggestion."""
+    tokens, _, unit = effort.partition(" ")
+    word = next((word for most, word in _BUDGETS if int(tokens) <= most), "high") if unit == "tokens" else effort
+    if word in EFFORTS:
+        return EFFORTS.index(word)
+    near = get_close_matches(word, EFFORTS, n=1)
+    hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(EFFORTS)}"
+    raise ValueError(f"'{word}' is no effort of reasoning; {hint}")
+
 
 _NUMBER = r"-?\d+(?:\.\d+)?"
 _NUMERIC = re.compile(rf"\s*{_NUMBER}\s*")

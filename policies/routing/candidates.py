@@ -33,8 +33,7 @@ from policies.rate_limit.send_limits import UNLIMITED
 from policies.route_hooks import Fits, Refused
 from policies.routes.levels import FailureCause
 from policies.routes.route import Tier
-from policies.routing.answer_chances import to_be_tried, with_answer, with_time_for_trials, with_total
-from policies.routing.fleet_view import FleetView
+from policies.routing.fleet_view import FleetView, to_be_tried, with_answer, with_time_for_trials, with_total
 from policies.routing.placement_request import PlacementRequest
 from policies.types import (
     FOREVER,

@@ -27,9 +27,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from policies.routing.answer_chances import with_answer, with_total
 from policies.routing.candidates import CandidateSet, find_candidates
-from policies.routing.fleet_view import FleetView
+from policies.routing.fleet_view import FleetView, with_answer, with_total
 from policies.routing.placement_request import PlacementRequest
 from policies.routing.ranking import rank
 from policies.scorers.scorers import SCORERS, Scorer

@@ -9,7 +9,7 @@ import pytest
 
 from backends.anthropic import MAX_TOKENS, Anthropic
 from backends.interface import BackendConfig, BackendRequest, Failure, FailureKind, Operation
-from backends.stream.messages_tap import MessagesBodyTap, MessagesTap
+from backends.stream.native_taps import MessagesBodyTap, MessagesTap
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 

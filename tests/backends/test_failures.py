@@ -14,8 +14,8 @@ import pytest
 from backends import failures
 from backends.failures import of_connect, of_event, of_reply
 from backends.interface import Failure, FailureKind
+from backends.rate_limit_headers import retry_after
 from backends.scrubbing import scrub, scrubbed_words
-from backends.waiting_times import retry_after
 from policies.attempts.attempt_events import NO_FACTS, AttemptLimits, Failed
 from policies.attempts.candidate_walk import CandidateWalk
 from policies.attempts.retry_rules import wait_before_retry

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from backends.catalog import KINDS
-from backends.prior_ttft import prior_ttft
+from backends.server_profiles import prior_ttft
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from backends.anthropic import Anthropic
+from backends.anthropic import BREAKPOINT, Anthropic, with_breakpoints
 from backends.interface import BackendConfig, BackendRequest, Operation
-from backends.prompt_breakpoints import BREAKPOINT, with_breakpoints
 
 TALK = [
     {"role": "user", "content": "one"},

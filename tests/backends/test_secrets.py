@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from backends.secrets import is_secret
+from backends.scrubbing import is_secret
 
 
 @pytest.mark.parametrize(

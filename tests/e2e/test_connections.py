@@ -8,7 +8,7 @@ import json
 import pytest
 
 from gateway.app import Gateway
-from gateway.downstream.http_limits import Timeouts
+from gateway.downstream.limits import Timeouts
 from tests.support.builders import CHAT, WHOLE, calling, conversing, post
 from tests.support.gateways import pool, running
 from tests.support.simulated import engine_pool, engines, eventually

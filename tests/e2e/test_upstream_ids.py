@@ -9,7 +9,7 @@ import os
 import pytest
 from openai import AsyncOpenAI
 
-from gateway.api.request_ids import new_request_id
+from gateway.api.request_headers import new_request_id
 from gateway.observe.record_columns import RECORD
 from tests.support import gateways
 from tests.support.upstream import LAST_CHUNK, STREAM_HEAD, Upstream, chunk

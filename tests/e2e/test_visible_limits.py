@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from gateway.app import Gateway
-from policies.rate_limit.saved_limits import SavedLimits
+from policies.rate_limit.endpoint_limits import SavedLimits
 from tests.support.builders import CHAT, STREAMED, calling, get, post
 from tests.support.gateways import pool, running
 from tests.support.redis import redis_server

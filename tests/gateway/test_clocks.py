@@ -23,14 +23,14 @@ WALL = re.compile(r"from time import [^\n]*\btime(_ns)?\b|\btime\.time(_ns)?\(|d
 DAY = 86_400.0
 SLOW: Script = [STREAM_HEAD + chunk(TOKEN), GATE, chunk(FINISH + DONE) + LAST_CHUNK]
 READERS = {
-    "backends/waiting_times.py": "a time to wait that is a date",
+    "backends/rate_limit_headers.py": "a time to wait that is a date",
     "backends/translation/chat_to_messages/answer.py": "`created` of a chat's chunks",
     "gateway/admin/gateway_admin.py": "ages on a page",
     "gateway/admission/local_quotas.py": "the calendar month, by SteadyWall",
     "gateway/parts/answers/answer_cache.py": "the age of a kept answer, as the caller is told",
-    "gateway/api/completion_deadline.py": "a deadline that a caller sets, bounded",
+    "gateway/api/request_headers.py": "a deadline that a caller sets, bounded",
     "gateway/parts/answers/answer_stores.py": "the age of a kept answer, which replicas share",
-    "gateway/app.py": "the hour of the day, by which an API is forecast",
+    "gateway/wiring.py": "the hour of the day, by which an API is forecast",
     "gateway/cli/live/live_check.py": "the distance to the clocks of endpoints",
     "gateway/cli/records_command.py": "the beginning of a period that is asked for",
     "gateway/cli/top_tables.py": "ages on a screen",

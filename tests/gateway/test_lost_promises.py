@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.config.presets import with_preset
+from gateway.config.yaml_source import with_preset
 from gateway.lost_promises import HOLD, LostPromise, LostPromises
 from policies.fleet.fleet import AttemptReport
 from policies.latency.tpot import TpotPredictor

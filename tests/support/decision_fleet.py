@@ -8,7 +8,7 @@ from math import exp, log
 from statistics import NormalDist
 from typing import Any
 
-from gateway.config.presets import with_preset
+from gateway.config.yaml_source import with_preset
 from policies.queue.queued_request import QueuedRequest
 from policies.routes.route import Route
 from policies.routing.decide import decide

@@ -28,7 +28,7 @@ PRELOADED = (  # beside what these import: a command imports its own modules whe
     "gateway.reload",
     "gateway.config.notes",
     "gateway.cli.config_commands",
-    "gateway.parts.picker.picker_server",
+    "gateway.parts.picker.picker_service",
     "gateway.workers.supervisor",
 )
 LARGEST = 1 << 20  # bytes of a request: arguments and variables

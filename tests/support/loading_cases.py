@@ -11,7 +11,7 @@ import pytest
 from gateway.config.config_errors import ConfigError
 from gateway.config.loading import load
 from gateway.config.models import Config
-from gateway.config.presets import FOLDER
+from gateway.config.yaml_source import FOLDER
 
 POOLS = """\
 pools:

@@ -13,8 +13,7 @@ from backends.http.connection import Exchange, Sink
 from backends.http.connection_pool import ConnectionPool
 from backends.interface import Failure, FailureKind, HttpCall
 from gateway.api.api_error import ApiError
-from gateway.downstream.http_request import HttpRequest
-from gateway.downstream.response_writer import ResponseWriter
+from gateway.downstream.http_request import HttpRequest, ResponseWriter
 from gateway.observe.record import RequestOutcome
 from gateway.observe.timeline import RequestTimeline
 from gateway.upstream.attempt import WireAttempt

@@ -10,7 +10,7 @@ from random import Random
 from typing import Any
 
 from backends.server_profiles import PROFILES, Profile
-from gateway.config.presets import with_preset
+from gateway.config.yaml_source import with_preset
 from lab.replay.sim_fleet import Scenario
 from lab.traffic.traces import BLOCK, Arrival
 from policies.routes.route import Route

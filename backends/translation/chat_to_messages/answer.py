@@ -16,8 +16,7 @@ import msgspec
 
 from backends import failures
 from backends.stream.sse import ServerSentEvent
-from backends.translation.content_parts import reasoning_detail
-from backends.translation.tool_arguments import as_object
+from backends.translation.tool_arguments import as_object, reasoning_detail
 from backends.translation.translation import ChatEvents, Json, decode_event, sse
 
 _FINISH_REASONS = {

@@ -21,10 +21,9 @@ from collections.abc import Mapping, Sequence
 from itertools import chain, takewhile
 from typing import Any
 
-from backends.translation.content_parts import PDF_NAME, split_data_url
 from backends.translation.omissions import Omissions
 from backends.translation.request_members import ANY, LABEL, present, refuse, refuse_others
-from backends.translation.tool_arguments import as_object
+from backends.translation.tool_arguments import PDF_NAME, as_object, split_data_url
 from backends.translation.translation import Json
 
 _SAME = ("model", "stream")

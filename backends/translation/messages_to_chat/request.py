@@ -19,10 +19,9 @@ from typing import Any
 
 import msgspec
 
-from backends.translation.content_parts import PDF_NAME, data_url, reasoning_detail
 from backends.translation.omissions import Omissions
 from backends.translation.request_members import ANY, present, refuse, refuse_others
-from backends.translation.tool_arguments import as_object
+from backends.translation.tool_arguments import PDF_NAME, as_object, data_url, reasoning_detail
 from backends.translation.translation import Json
 
 USER_LIMIT = 64  # characters of OpenAI's `user`

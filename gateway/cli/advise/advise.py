@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from gateway.cli.advise.html_report import html_report
-from gateway.cli.advise.report import report
+from gateway.cli.advise.report import html_report, report
 from gateway.cli.gateway_client import ask_admin
 from gateway.config.config_errors import ConfigError, file_errors
 from gateway.records.log_entries import entry_of, mended

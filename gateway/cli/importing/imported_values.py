@@ -10,7 +10,7 @@ from collections.abc import Container, Iterable, Iterator
 from typing import Any
 
 from backends.http.connection_pool import BackendAddress
-from backends.secrets import is_secret
+from backends.scrubbing import is_secret
 from gateway.config.field_types import HEADER_NAME, OWN_PARAMETER, TRANSPORT_HEADER
 
 _ENVIRON = re.compile(r"os\.environ/([A-Za-z_][A-Za-z0-9_]*)")

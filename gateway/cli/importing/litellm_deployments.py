@@ -8,6 +8,7 @@ from typing import Any
 
 from backends.catalog import KINDS
 from gateway.cli.importing import litellm_reasons as reasons
+from gateway.cli.importing.imported_config import KeyAccount
 from gateway.cli.importing.imported_values import (
     Variables,
     is_header,
@@ -19,9 +20,7 @@ from gateway.cli.importing.imported_values import (
     server_url,
     whole,
 )
-from gateway.cli.importing.key_account import KeyAccount
-from gateway.cli.importing.litellm_providers import PROVIDERS, SIGNED, LiteLlmProvider, needs_key, split_model
-from gateway.cli.importing.pool_drafts import Deployment
+from gateway.cli.importing.pool_drafts import PROVIDERS, SIGNED, Deployment, LiteLlmProvider, needs_key, split_model
 from gateway.config.config_errors import Path
 
 UNSERVED = (

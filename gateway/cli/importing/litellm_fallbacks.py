@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.cli.importing.key_account import KeyAccount
+from gateway.cli.importing.imported_config import KeyAccount
 from gateway.config.config_errors import Path
 
 CAUSES = {

@@ -12,14 +12,12 @@ from math import inf
 from typing import Any
 
 from gateway.cli.importing import litellm_reasons as reasons
-from gateway.cli.importing.imported_config import UNPROMISED, ImportedConfig
+from gateway.cli.importing.imported_config import UNPROMISED, ImportedConfig, KeyAccount
 from gateway.cli.importing.imported_values import Variables, pool_name, referenced, route_name
-from gateway.cli.importing.key_account import KeyAccount
 from gateway.cli.importing.litellm_deployments import DeploymentReader
 from gateway.cli.importing.litellm_fallbacks import CAUSES, UNKNOWN_NAME, Fallbacks, Level, TierPlan
-from gateway.cli.importing.litellm_providers import API_VARIABLES
 from gateway.cli.importing.litellm_settings import ProxySettings
-from gateway.cli.importing.pool_drafts import Deployment, PoolDraft, joined
+from gateway.cli.importing.pool_drafts import API_VARIABLES, Deployment, PoolDraft, joined
 from gateway.config.config_errors import ConfigError, Path
 from policies.routes.levels import MOST_ATTEMPTS
 from policies.routes.route import is_model_name

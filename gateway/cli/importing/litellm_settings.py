@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from hashlib import sha256
 from typing import Any
 
+from gateway.cli.importing.imported_config import KeyAccount
 from gateway.cli.importing.imported_values import Variables, is_host, number, seconds
-from gateway.cli.importing.key_account import KeyAccount
 from gateway.config.config_errors import Path
 from policies.routes.levels import MOST_RETRIES
 

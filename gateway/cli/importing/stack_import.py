@@ -10,9 +10,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gateway.cli.importing.imported_config import UNPROMISED, ImportedConfig
+from gateway.cli.importing.imported_config import UNPROMISED, ImportedConfig, KeyAccount
 from gateway.cli.importing.imported_values import Variables, is_host, pool_name, route_name, server_url, whole
-from gateway.cli.importing.key_account import KeyAccount
 from gateway.cli.importing.pool_drafts import Deployment, joined
 from gateway.config.config_errors import ConfigError, Path
 from policies.routes.route import is_model_name

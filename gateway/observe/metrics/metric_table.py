@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from gateway.observe.metrics.attempt_families import SENT
 from gateway.observe.metrics.metric_family import Family
 from gateway.observe.metrics.process_families import LLM_D, OURSELVES, SHARED
-from gateway.observe.metrics.prompt_families import PROMPTS
-from gateway.observe.metrics.request_families import PREDICTED, PROMISED
+from gateway.observe.metrics.request_families import PREDICTED, PROMISED, PROMPTS
 
 # Sections of docs/metrics.md, in order: heading and metrics.
 GROUPS: Mapping[str, tuple[Family, ...]] = {

@@ -29,8 +29,7 @@ from gateway.lost_promises import LostPromises
 from gateway.observe.metrics.loop_lag import LoopLag
 from gateway.observe.metrics.request_metrics import OBJECTIVES, RequestMetrics
 from gateway.observe.metrics.series import HistogramCounts, Series, gauge
-from policies.fleet.engine_load import EngineLoad
-from policies.fleet.engine_rates import EngineRates
+from policies.fleet.engine_load import EngineLoad, EngineRates
 from policies.routes.route import Route
 from policies.types import Health, Load, Pool
 

@@ -2,17 +2,35 @@
 
 GET /windows has the counts of a window in the form in which GET /routes has those since the start. Besides it has the
 figures that viewers show, and a curve of the TTFT.
+Quantiles are computed of histograms, as Prometheus computes them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from math import inf
 from typing import Any
 
-from gateway.observe.metrics.quantile import quantile
 from gateway.observe.metrics.request_metrics import OBJECTIVES
 from gateway.observe.windows.count_history import CountHistory, Key, Slot, Span, Window
+
+
+def quantile(bounds: Sequence[float], counts: Sequence[float], q: float) -> float | None:
+    """Interpolated linearly within a bucket; beyond the last bound the bound is the result.
+
+    `counts`: of each bucket; the last has no bound. None: nothing was counted.
+    """
+    cumulated = list(accumulate(counts))
+    if not bounds or not cumulated or not cumulated[-1]:
+        return None
+    rank = q * cumulated[-1]
+    at = next(i for i, total in enumerate(cumulated) if total >= rank and counts[i])
+    if at == len(bounds):
+        return bounds[-1]
+    low, below = (bounds[at - 1], cumulated[at - 1]) if at else (0.0, 0.0)
+    return low + (bounds[at] - low) * (rank - below) / counts[at]
+
 
 BY_LABEL = ("requests", "pools", "tokens", "causes")  # members of a route: counts by a label
 BY_OBJECTIVE = "slo"  # counts by two labels

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import sha256
 
-from backends.secrets import is_secret
+from backends.scrubbing import is_secret
 from gateway.admission.auth import SALT_CHARACTERS, Keys, named_keys, unauthorized
 from gateway.api.api_error import ApiError
 from gateway.api.inference_request import GATEWAY_KEY

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from itertools import count
 from time import monotonic
 
-from backends.ext_proc.log_entry import LogEntry, decode_log
+from backends.ext_proc.messages import LogEntry, decode_log
 from gateway.parts.picker.grpc_server import INVALID_ARGUMENT, Call, GrpcError
 
 STREAM_LOGS = "/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs"

@@ -27,10 +27,12 @@ from enum import Enum
 from time import monotonic
 
 from backends.engine_members import ENGINE_HEADERS
-from backends.ext_proc.log_entry import CALLER_GONE, ENGINE_BROKE, LogEntry
 from backends.ext_proc.messages import (
+    CALLER_GONE,
+    ENGINE_BROKE,
     BodyMode,
     EnvoyMessage,
+    LogEntry,
     MessageKind,
     Mutation,
     answer,
@@ -39,7 +41,7 @@ from backends.ext_proc.messages import (
     more_time,
 )
 from gateway.api.api_error import ApiError
-from gateway.downstream.intake import Intake
+from gateway.downstream.limits import Intake
 from gateway.observe.part_notes import SIGHT, AnswerSight
 from gateway.observe.record import RequestOutcome
 from gateway.observe.timeline import RequestTimeline

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from gateway.downstream.intake import Intake
+from gateway.downstream.limits import Intake
 from gateway.parts.picker.connection_table import ConnectionTable
 from gateway.parts.picker.grpc_server import CHECK, UNAVAILABLE, Call, GrpcConnection, GrpcError, Handler
 

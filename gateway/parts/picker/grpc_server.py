@@ -42,7 +42,7 @@ from backends.http2.server import (
     RequestReceived,
     StreamReset,
 )
-from gateway.downstream.intake import Intake
+from gateway.downstream.limits import Intake
 from gateway.parts.picker.connection_table import ConnectionTable
 
 log = logging.getLogger("firsttoken")

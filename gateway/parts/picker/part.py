@@ -11,7 +11,7 @@ from gateway.process import HANDLER_GRACE
 from gateway.wiring import Core
 
 if TYPE_CHECKING:
-    from gateway.parts.picker.picker_server import PickerServer
+    from gateway.parts.picker.picker_service import PickerServer
 
 
 class PickerPart(Part):
@@ -26,8 +26,7 @@ class PickerPart(Part):
     def _build(self, section: PickSection) -> None:
         from gateway.parts.picker.llm_d_metrics import LlmDMetrics
         from gateway.parts.picker.picker import Picker
-        from gateway.parts.picker.picker_server import PickerServer
-        from gateway.parts.picker.picker_service import PickerService
+        from gateway.parts.picker.picker_service import PickerServer, PickerService
 
         core = self._core
         self.collectors = (LlmDMetrics(core.fleet.view.pool_of, core.monitor.loads, core.routes, core.queue.depth),)

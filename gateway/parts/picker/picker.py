@@ -28,7 +28,7 @@ from gateway.admission.route_table import RoutedName
 from gateway.api.api_error import ApiError
 from gateway.api.inference_request import InferenceRequest
 from gateway.api.paths import canonical
-from gateway.api.request_ids import LONGEST
+from gateway.api.request_headers import LONGEST
 from gateway.config.field_types import authority
 from gateway.config.models import PickSection
 from gateway.decider import Decider

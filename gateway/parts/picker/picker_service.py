@@ -1,19 +1,24 @@
-"""The gRPC services of the endpoint picker: external processing (ext_proc) and access log for Envoy, health checks."""
+"""The gRPC services of the endpoint picker, and its port: external processing (ext_proc) and access log for Envoy,
+health checks."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from time import monotonic
 
 from backends.ext_proc.messages import EnvoyMessage, decode
 from backends.ext_proc.protobuf import number, sized
-from gateway.api.request_ids import request_id_of
-from gateway.downstream.intake import Intake
+from gateway.api.request_headers import request_id_of
+from gateway.config.models import PickSection
+from gateway.downstream.limits import Intake
 from gateway.observe.recorder import Recorder
 from gateway.parts.picker.envoy_log import STREAM_LOGS, EnvoyLogs
 from gateway.parts.picker.envoy_request import EnvoyRequest
+from gateway.parts.picker.grpc_port import GrpcServer
 from gateway.parts.picker.grpc_server import INVALID_ARGUMENT, UNIMPLEMENTED, Call, GrpcError, MessageTooLongError
 from gateway.parts.picker.picker import Picker
+from gateway.process import BACKLOG, PICK_KEY, bind, naming, url_of
 
 PROCESS = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 HEALTH = "/grpc.health.v1.Health/Check"
@@ -89,3 +94,29 @@ def decoded(data: bytes) -> EnvoyMessage:
         return decode(data)
     except ValueError as error:
         raise GrpcError(INVALID_ARGUMENT, str(error)) from None
+
+
+class PickerServer:
+    """Serves calls from `start` to `stop`. `url`: of the port, once it listens."""
+
+    def __init__(self, service: PickerService, intake: Intake) -> None:
+        self.url = ""
+        self._calls = GrpcServer(service.serve, intake)
+        self._server: asyncio.Server | None = None
+
+    async def start(self, settings: PickSection, *, shared: bool) -> None:
+        """Listens; `shared`: with the other workers. Raises OSError if the port is taken."""
+        with naming(settings.listen, PICK_KEY):
+            listener = bind(settings.listen, shared=shared)
+        self.url = url_of(listener, settings.listen.host)
+        self._server = await asyncio.get_running_loop().create_server(self._calls, sock=listener, backlog=BACKLOG)
+
+    def close(self) -> None:
+        """No new connections, and no new calls on those there are."""
+        if self._server is not None:
+            self._server.close()
+            self._calls.drain()
+
+    async def stop(self, grace: float) -> None:
+        self.close()
+        await self._calls.shutdown(grace)

@@ -38,8 +38,8 @@ from gateway.observe.record import Record, RequestOutcome
 from gateway.observe.timeline import RequestTimeline
 from gateway.runtime import Runtime
 from gateway.wiring import Core
+from policies.latency.answer_lengths import LongestAnswers
 from policies.quota.key_limits import HEAD_CLAIM, NANO, Claim, KeyLimits, QuotaLimit, RefusalCause, Reservation
-from policies.quota.longest_answers import LongestAnswers
 from policies.types import Pool, PromptEstimate
 
 ESTIMATED = (QuotaLimit.TOKENS, QuotaLimit.COST)

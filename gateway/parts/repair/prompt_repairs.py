@@ -1,7 +1,7 @@
 """Rules of a route that change prompts so that their prefix stays the same from turn to turn (`routes.R.repair`).
 
 Rules:
-- Nothing is changed unless the route names the rule: `policies.prefix_doctor.mends.RepairRule`.
+- Nothing is changed unless the route names the rule: `policies.prefix_doctor.break_class.RepairRule`.
 - `strip_cch` removes Claude Code's line (`gateway.tokenize.prefix_breakers`) wherever a line of the system prompt
   begins with it, towards servers that read the line too.
 - `sort_tools` sorts tool definitions by name: the same set, each as it was written. A `cache_control` stays at its
@@ -23,7 +23,7 @@ from gateway.core.part import Part
 from gateway.strict_json import MAX_DEPTH, UNREADABLE, element, encode, members
 from gateway.tokenize.prefix_breakers import ANYWHERE, without_breakers
 from gateway.wiring import Core
-from policies.prefix_doctor.mends import RepairRule
+from policies.prefix_doctor.break_class import RepairRule
 
 _MARK = "cache_control"
 

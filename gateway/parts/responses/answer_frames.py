@@ -15,7 +15,7 @@ from msgspec import Raw
 
 from backends.stream.sse import ServerSentEvent, SseDecoder, StreamError
 from gateway.api.api_error import ApiError
-from gateway.downstream.web_socket import WebSocket
+from gateway.downstream.http_request import WebSocket
 from gateway.strict_json import encode
 
 _LAST = tuple(b'"response.%b"' % status for status in (b"completed", b"incomplete", b"failed"))

@@ -13,7 +13,7 @@ from backends.http.connection_pool import BackendAddress
 from backends.interface import Operation
 from backends.translation.reply_translation import RewrittenAnswer
 from gateway.admission.auth import Tenant
-from gateway.api.responses_dialect import OPERATIONS
+from gateway.api.dialects import RESPONSES_OPERATIONS
 from gateway.config.pool_section import PoolSection
 from gateway.core.hooks import NO_HOOKS, Ask, Hooks, RoutePlan
 from gateway.core.part import Part
@@ -34,7 +34,7 @@ class KeptState(Part):
         self._decider = core.decider
 
     def on(self, plan: RoutePlan) -> Hooks:
-        if plan.operation in OPERATIONS:
+        if plan.operation in RESPONSES_OPERATIONS:
             return Hooks(read=self.open_responses)
         if plan.operation is not Operation.MESSAGES:
             return NO_HOOKS

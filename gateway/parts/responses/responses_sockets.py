@@ -24,11 +24,10 @@ from backends.interface import Operation
 from backends.translation.registry import RESPONSES_TO_CHAT
 from gateway.admission.auth import Tenant
 from gateway.api.api_error import ApiError, retry_later, stopped
-from gateway.api.request_ids import new_request_id
+from gateway.api.request_headers import new_request_id
 from gateway.core.part import Part
-from gateway.downstream.http_request import HttpRequest, too_large
-from gateway.downstream.intake import SMALL_BODY
-from gateway.downstream.response_writer import ResponseWriter
+from gateway.downstream.http_request import HttpRequest, ResponseWriter, too_large
+from gateway.downstream.limits import SMALL_BODY
 from gateway.observe.timeline import RequestTimeline
 from gateway.parts.responses.answer_frames import AnswerFrames, LastResponse, refusal_message
 from gateway.parts.responses.kept_turns import KeptTurn, KeptTurns

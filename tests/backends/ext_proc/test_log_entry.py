@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.ext_proc.log_entry import CALLER_GONE, ENGINE_BROKE, LogEntry, decode_log
+from backends.ext_proc.messages import CALLER_GONE, ENGINE_BROKE, LogEntry, decode_log
 from tests.support.ext_proc import ResponseFlags, StreamAccessLogsMessage
 
 

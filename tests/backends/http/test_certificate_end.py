@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.http.certificate_end import certificates_end
+from gateway.config.server_tls import certificates_end
 
 
 def certificate(path: Path, days: int, kind: str) -> tuple[str, float]:

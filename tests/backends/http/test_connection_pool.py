@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from backends.failures import TOO_LARGE, TransportError
-from backends.http import address_race
+from backends.http import name_lookup as address_race
 from backends.http.connection_pool import BufferedReply, ConnectionPool
 from backends.http.name_lookup import Answer, NameLookup
 from backends.interface import Failure, FailureKind, HttpCall

@@ -12,10 +12,9 @@ import pytest
 
 from backends import failures
 from backends.failures import NameTimeoutError, TransportError
-from backends.http import address_race
-from backends.http.address_race import connected_socket
+from backends.http import name_lookup as address_race
 from backends.http.connection_pool import ConnectionPool
-from backends.http.name_lookup import Answer, DaemonThreads, NameLookup
+from backends.http.name_lookup import Answer, DaemonThreads, NameLookup, connected_socket
 from backends.interface import FailureKind, HttpCall
 from policies.blame.blame import BLAME
 from tests.support.simulated import eventually

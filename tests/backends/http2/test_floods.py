@@ -5,8 +5,19 @@ from __future__ import annotations
 import pytest
 from h2.errors import ErrorCodes
 
-from backends.http2.flood import LIMITS, PERIOD, Flood
-from backends.http2.frame_walk import DATA, GOAWAY, HEADERS, MAX_PIECES, PING, PRIORITY, SETTINGS, Http2Error
+from backends.http2.frame_walk import (
+    DATA,
+    GOAWAY,
+    HEADERS,
+    LIMITS,
+    MAX_PIECES,
+    PERIOD,
+    PING,
+    PRIORITY,
+    SETTINGS,
+    Flood,
+    Http2Error,
+)
 from backends.http2.server import ACK, StreamReset
 from tests.support.http2_peer import (
     ANSWER,

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.stream.assembled_messages import MessageAssembler
-from backends.stream.assembled_response import ResponseAssembler
+from backends.stream.assembled_messages import MessageAssembler, ResponseAssembler
 from backends.stream.assembly import Unassembled
 
 DELTAS = {"text": "text_delta", "thinking": "thinking_delta", "signature": "signature_delta"}

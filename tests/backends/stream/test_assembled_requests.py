@@ -10,8 +10,7 @@ import pytest
 from backends.anthropic import Anthropic
 from backends.catalog import KINDS, build
 from backends.interface import Backend, BackendConfig, BackendRequest, Operation
-from backends.stream.assembled_messages import MessageAssembler
-from backends.stream.assembled_response import ResponseAssembler
+from backends.stream.assembled_messages import MessageAssembler, ResponseAssembler
 
 HI = [{"role": "user", "content": "hi"}]
 TOOLS = [{"type": "function", "function": {"name": "f"}}]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.stream.decompression import Decompressor, decompressor
+from backends.stream.held_reply import Decompressor, decompressor
 
 TEXT = b'{"choices":[{"message":{"content":"hi"}}]}' * 20
 PLENTY = 1 << 20

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends.interface import FailureKind, Usage
-from backends.stream.messages_tap import MessagesBodyTap, MessagesTap
+from backends.stream.native_taps import MessagesBodyTap, MessagesTap
 from tests.support.dialect_strategies import answers, message_events, named_sse
 
 

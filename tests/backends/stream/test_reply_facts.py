@@ -7,8 +7,7 @@ import json
 import pytest
 
 from backends.interface import Tap
-from backends.stream.messages_tap import MessagesBodyTap, MessagesTap
-from backends.stream.responses_tap import ResponsesBodyTap, ResponsesTap
+from backends.stream.native_taps import MessagesBodyTap, MessagesTap, ResponsesBodyTap, ResponsesTap
 from backends.stream.taps import BodyTap, StreamTap
 
 Json = dict[str, object]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends.interface import FailureKind, Usage
-from backends.stream.responses_tap import ResponsesBodyTap, ResponsesTap
+from backends.stream.native_taps import ResponsesBodyTap, ResponsesTap
 from backends.stream.taps import count_or
 from backends.translation.registry import RESPONSES_TO_CHAT
 from tests.support.dialogues import Json, answers, as_stream

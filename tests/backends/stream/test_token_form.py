@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.stream.token_form import TokenForm, read_text, written
+from backends.stream.event_shapes import TokenForm, read_text, written
 
 BEFORE, AFTER = b'data: {"choices":[{"delta":{"content":"', b'"}}]}\n\n'
 

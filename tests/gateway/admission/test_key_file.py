@@ -16,7 +16,7 @@ from gateway.admission import key_store
 from gateway.admission.key_file import FILE, FileKeys
 from gateway.admission.key_store import StoreFull, UnusableFile
 from gateway.admission.keyring import Keyring
-from gateway.admission.operator_store import operator_store
+from gateway.admission.new_keys import operator_store
 from gateway.config.models import Key, StateSection
 from tests.support.redis import redis_server
 from tests.support.simulated import eventually

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from backends.interface import BackendRequest, Operation
 from gateway.api.api_error import ApiError
 from gateway.api.inference_request import InferenceRequest, parse, with_model
-from gateway.api.request_ids import request_id_of
+from gateway.api.request_headers import request_id_of
 from gateway.strict_json import MAX_MEMBERS, decode, encode
 from tests.support.builders import CHAT, backend
 from tests.support.builders import request as understood

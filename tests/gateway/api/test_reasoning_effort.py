@@ -11,8 +11,8 @@ from backends.interface import Operation
 from backends.translation.omissions import Omissions
 from backends.translation.registry import MESSAGES_TO_CHAT
 from gateway.api.inference_request import parse
-from gateway.api.reasoning_effort import reasoning_effort
-from policies.routes.efforts import place_of
+from gateway.api.parsed_body import reasoning_effort
+from policies.routes.when import place_of
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 

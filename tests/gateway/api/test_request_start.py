@@ -7,7 +7,7 @@ from time import time
 
 import pytest
 
-from gateway.api.request_start import LONGEST, sent_at, sent_before
+from gateway.api.request_headers import LONGEST_WAY, sent_at, sent_before
 from gateway.observe.record_columns import RECORD
 from tests.support.builders import CHAT, STREAMED, calling, last, post
 from tests.support.gateways import pool, running
@@ -37,7 +37,7 @@ def test_a_time_in_the_future_or_long_ago_is_ignored() -> None:
     """The clock of the sender is wrong, or somebody kept the header."""
     assert sent_before(None, AT) is None
     assert sent_before(AT, AT - 0.001) is None
-    assert sent_before(AT, AT + LONGEST + 1) is None
+    assert sent_before(AT, AT + LONGEST_WAY + 1) is None
     assert sent_before(AT, AT + 0.25) == pytest.approx(0.25)
 
 

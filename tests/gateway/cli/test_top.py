@@ -19,6 +19,7 @@ from gateway.cli.main import main
 from gateway.cli.top_tables import (
     ROUTES,
     Look,
+    View,
     age,
     frame,
     gateway_summary,
@@ -26,7 +27,6 @@ from gateway.cli.top_tables import (
     ms,
     route_row,
 )
-from gateway.cli.top_view import View
 from gateway.observe.record import STAGE_NAMES, Record, Stage
 from tests.support.builders import CHAT, calling, post
 from tests.support.gateways import pool, running

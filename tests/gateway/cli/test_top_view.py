@@ -14,8 +14,7 @@ import pytest
 from rich.console import Console
 
 from gateway.cli.arguments import ORDERS
-from gateway.cli.top_tables import ROUTES, Look, frame
-from gateway.cli.top_view import LONGEST, Sort, View
+from gateway.cli.top_tables import LONGEST, ROUTES, Look, Sort, View, frame
 from tests.support.gateways import pool, running
 from tests.support.terminal import TERMINAL, until
 

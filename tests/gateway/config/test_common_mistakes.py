@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.config.mistake_hints import FOREIGN, SYNONYMS
+from gateway.config.config_errors import FOREIGN, SYNONYMS
 from gateway.config.schema import places
 from tests.support.loading_cases import refusal
 

@@ -7,7 +7,7 @@ from typing import Any, get_args
 import pytest
 import yaml
 
-from gateway.config.presets import FOLDER, preset, with_preset
+from gateway.config.yaml_source import FOLDER, preset, with_preset
 from policies.routes.route import Limits, Route, Workload
 
 WORKLOADS = get_args(Workload)

@@ -20,7 +20,6 @@ from aiohttp.web import BaseRequest, StreamResponse
 from aiohttp.web_protocol import RequestHandler
 
 from gateway.api.api_error import ApiError, bad_request
-from gateway.downstream.http_limits import BODY_RATE, MAX_HEADERS, MAX_LINE, Timeouts, body_deadline
 from gateway.downstream.http_request import HttpRequest, rendered
 from gateway.downstream.http_server import (
     ABORTS,
@@ -31,7 +30,7 @@ from gateway.downstream.http_server import (
     HttpServer,
     Precheck,
 )
-from gateway.downstream.intake import Intake
+from gateway.downstream.limits import BODY_RATE, MAX_HEADERS, MAX_LINE, Intake, Timeouts, body_deadline
 from lab.virtual_time import stall
 from tests.support.builders import Caller, calling, post
 from tests.support.simulated import eventually

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from backends.kubernetes.objects import PodAddress
-from gateway.config.kubernetes_section import KubernetesSection, PodSource
+from gateway.config.endpoint_section import KubernetesSection, PodSource
 from gateway.kubernetes import api_server as api
 from gateway.kubernetes.pod_discovery import PodDiscovery
 from tests.support.kubernetes_api import (

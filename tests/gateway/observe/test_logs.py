@@ -25,7 +25,7 @@ from gateway.observe.record import Record, RequestOutcome
 from gateway.observe.record_columns import RECORD
 from gateway.observe.record_writer import BATCH
 from gateway.parts.records.part import RecordsPart
-from gateway.records.stored_records import stored_records
+from gateway.records.record_file import stored_records
 from tests.support.builders import ANSWER, CHAT, STREAMED, calling, get, post, record
 from tests.support.gateways import pool, running
 from tests.support.simulated import eventually

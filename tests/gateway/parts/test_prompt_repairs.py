@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from backends.interface import Operation
 from gateway.parts.repair.prompt_repairs import repaired
-from policies.prefix_doctor.mends import RepairRule
+from policies.prefix_doctor.break_class import RepairRule
 
 CCH = "x-anthropic-billing-header: cc_version=2.1.177; cch=36ee5;"
 CHAT, MESSAGES = Operation.CHAT, Operation.MESSAGES

@@ -12,10 +12,9 @@ from h2.errors import ErrorCodes
 from h2.settings import SettingCodes
 from hyperframe.frame import SettingsFrame, WindowUpdateFrame
 
-from backends.http2.flood import LIMITS, Flood
-from backends.http2.frame_walk import FRAMES, MAX_FRAME, MAX_STREAM, PREFACE
+from backends.http2.frame_walk import FRAMES, LIMITS, MAX_FRAME, MAX_STREAM, PREFACE, Flood
 from backends.http2.server import Event, Http2Server
-from gateway.downstream.intake import Intake
+from gateway.downstream.limits import Intake
 from gateway.parts.picker import grpc_port, grpc_server
 from gateway.parts.picker.connection_table import ConnectionTable
 from gateway.parts.picker.grpc_port import GrpcServer

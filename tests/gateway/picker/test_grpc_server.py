@@ -12,8 +12,8 @@ import pytest
 from h2.errors import ErrorCodes
 from h2.settings import SettingCodes
 
-from backends.http2.flood import LIMITS, Flood
-from gateway.downstream.intake import Intake
+from backends.http2.frame_walk import LIMITS, Flood
+from gateway.downstream.limits import Intake
 from gateway.parts.picker.grpc_port import GrpcServer
 from gateway.parts.picker.grpc_server import WINDOW, Call, GrpcError, Handler
 from gateway.process import loop_factory

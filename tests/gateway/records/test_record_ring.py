@@ -26,9 +26,8 @@ from gateway.observe.record_writer import BATCH
 from gateway.parts.records.part import RecordsPart
 from gateway.records import record_file
 from gateway.records.packed_record import packed
-from gateway.records.record_file import RecordFile
+from gateway.records.record_file import RecordFile, UnreadableRecords, stored_records
 from gateway.records.record_ring import RecordRing
-from gateway.records.stored_records import UnreadableRecords, stored_records
 from policies.diagnosis.causes import Cause, CauseVerdict
 from policies.diagnosis.diagnosis_report import Alternatives, Diagnosis
 from policies.diagnosis.usual import Usual
@@ -162,7 +161,7 @@ def test_files_of_all_workers_are_read_in_order_of_arrival(tmp_path: Path) -> No
 
 def test_more_rows_than_one_read_are_read_once_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also those with the same time of arrival."""
-    monkeypatch.setattr("gateway.records.stored_records.MANY", 3)
+    monkeypatch.setattr("gateway.records.record_file.MANY", 3)
     names = [f"r{number}" for number in range(10)]
     RecordFile(tmp_path / "records-0.sqlite", SIZE).append(rows(*names))
     assert ids(tmp_path) == names

@@ -7,8 +7,8 @@ import os
 
 import pytest
 
-from gateway.workers import heartbeats
-from gateway.workers.heartbeats import NEVER, STALLED, Heartbeats, StallWatch
+from gateway.workers import shared_state as heartbeats
+from gateway.workers.shared_state import NEVER, STALLED, Heartbeats, StallWatch
 
 
 def test_a_heartbeat_of_another_process_is_seen() -> None:

@@ -19,7 +19,7 @@ from policies.attempts.attempt_events import (
 from policies.attempts.attempt_machine import OVERDUE, AttemptMachine
 from policies.attempts.attempt_states import AttemptState
 from policies.attempts.budgets import HedgeBudget, RetryBudget
-from policies.attempts.hedging import abandon_at
+from policies.attempts.pending_attempt import abandon_at
 from policies.types import FOREVER, Decision, Placement
 from tests.support.attempt_script import (
     API,

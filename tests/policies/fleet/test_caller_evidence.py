@@ -15,8 +15,8 @@ from policies.fleet.endpoint_state import EndpointState
 from policies.fleet.fleet import AttemptReport, Fleet
 from policies.fleet.fleet_views import FleetViews
 from policies.fleet.peers import PeerLoad, PeerReader
-from policies.rate_limit.bucket import RateLimit
 from policies.rate_limit.endpoint_limits import ProviderRefusal
+from policies.rate_limit.send_limits import RateLimit
 from policies.types import NEVER, AdapterFacts, AttemptOutcome, Endpoint, Health, Load, Pool, PoolEstimate
 from tests.support.learned_fleet import API, HOSTED, ONE, SMALL, answer, fleet, load, prompt, send
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from policies.fleet.engine_rates import MAX_SAMPLES, EngineCounters, EngineRates
+from policies.fleet.engine_load import MAX_SAMPLES, EngineCounters, EngineRates
 
 
 def test_a_rate_is_of_the_last_minute() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from policies.fleet.engine_kv_cache import PRIOR
 from policies.fleet.engine_load import EngineLoad
 from policies.fleet.fleet import AttemptReport, Fleet
-from policies.latency.kv_loads import PRIOR
 from policies.prefix_cache.residency import Residency
 from policies.types import TRAINED_SAMPLES, AttemptOutcome, Candidate, Endpoint, Pool, PoolEstimate, PrefixBlocks
 from tests.support.learned_fleet import KEYS

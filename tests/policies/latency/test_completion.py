@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from policies.fleet.fleet import AttemptReport, Fleet
 from policies.latency.answer_lengths import KNOWN_ANSWERS, NARROWER, AnswerLengths
 from policies.latency.online_learning import KNOWN_AGE, KNOWN_SAMPLES
-from policies.routes.efforts import class_of
+from policies.routes.when import class_of
 from policies.types import (
     MEDIAN,
     NINETIETH,

@@ -9,8 +9,7 @@ from random import Random
 
 import pytest
 
-from policies.latency.api_predictor import ApiPredictor
-from policies.latency.hours_of_day import DAY, KNOWN_DAYS
+from policies.latency.api_predictor import DAY, KNOWN_DAYS, ApiPredictor
 from policies.latency.ttft_predictor import PrefillWork, TtftSample
 from policies.types import Load
 

@@ -9,8 +9,7 @@ from random import Random
 
 import pytest
 
-from policies.latency.api_predictor import ApiPredictor
-from policies.latency.hours_of_day import DAY, HOURS, KNOWN_DAYS, LEAST_HOURS
+from policies.latency.api_predictor import DAY, HOURS, KNOWN_DAYS, LEAST_HOURS, ApiPredictor
 from policies.latency.learned_state import LearnedApi
 from policies.latency.ttft_predictor import PrefillWork, TtftSample
 from policies.types import Load

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from policies.latency.kv_loads import PRIOR, KvLoads
+from policies.fleet.engine_kv_cache import PRIOR, KvLoads
 
 CPU = (32_768, 0, 0)
 

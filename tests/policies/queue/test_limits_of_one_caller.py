@@ -12,7 +12,7 @@ from policies.fleet.fleet import AttemptReport, Fleet
 from policies.queue.queue_scheduler import QueueScheduler
 from policies.queue.queued_request import HoldRule, QueuedRequest
 from policies.queue_parts import queue_parts
-from policies.rate_limit.bucket import RateLimit
+from policies.rate_limit.send_limits import RateLimit
 from policies.routes.route import Route
 from policies.types import (
     AttemptOutcome,

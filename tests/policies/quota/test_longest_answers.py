@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from policies.quota import longest_answers
-from policies.quota.longest_answers import KNOWN, SAMPLES, LongestAnswers
+from policies.latency import answer_lengths as longest_answers
+from policies.latency.answer_lengths import KNOWN, SAMPLES, LongestAnswers
 
 
 def test_too_few_answers_tell_nothing_and_few_tell_their_longest() -> None:

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.rate_limit.bucket import RateLimit
 from policies.rate_limit.endpoint_limits import LIMITED, EndpointLimits
-from policies.rate_limit.send_limits import UNLIMITED
+from policies.rate_limit.send_limits import UNLIMITED, RateLimit
 from policies.types import NEVER
 
 

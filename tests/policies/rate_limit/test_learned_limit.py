@@ -10,9 +10,8 @@ from typing import Protocol
 
 import pytest
 
-from policies.rate_limit.bucket import RateLimit
 from policies.rate_limit.endpoint_limits import FORGOTTEN, EndpointLimits
-from policies.rate_limit.learned_limit import PATIENCE, LearnedLimit
+from policies.rate_limit.send_limits import PATIENCE, LearnedLimit, RateLimit
 from policies.types import NEVER
 
 REPLY = 0.02  # s until a refusal is read

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from policies.rate_limit.bucket import RateLimit
-from policies.rate_limit.send_limits import RATE_LIMIT_WINDOW, UNLIMITED, SendLimits
+from policies.rate_limit.send_limits import RATE_LIMIT_WINDOW, UNLIMITED, RateLimit, SendLimits
 
 MINUTE = (RateLimit.configured(False, 60.0), RateLimit.configured(True, 6000.0))  # one request, 100 tokens a second
 

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from policies.routes.efforts import EFFORTS
-from policies.routes.when import When
+from policies.routes.when import EFFORTS, When
 from policies.types import RequestView
 
 

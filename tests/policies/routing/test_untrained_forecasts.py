@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from policies.fleet.fleet import Fleet
 from policies.queue.queued_request import QueuedRequest
-from policies.rate_limit.bucket import RateLimit
+from policies.rate_limit.send_limits import RateLimit
 from policies.routing.decide import decide
 from policies.routing.reasons import reason_of
 from policies.types import (

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gateway.cli.importing.key_account import Fate
+from gateway.cli.importing.imported_config import Fate
 from gateway.cli.importing.litellm_import import import_litellm
 from gateway.cli.importing.stack_import import import_stack
 from gateway.config.config_errors import ConfigError

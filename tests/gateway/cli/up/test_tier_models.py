@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.cli.up.known_servers import FoundServer, KnownServer, Reach
-from gateway.cli.up.tier_models import tier_models
+from gateway.cli.up.written_config import tier_models
 
 
 def api(kind: str, *models: str, reach: Reach = Reach.OK) -> FoundServer:

@@ -12,7 +12,7 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.app import Gateway
-from gateway.config.kubernetes_section import PodSource
+from gateway.config.endpoint_section import PodSource
 from gateway.observe.metrics.metric_family import Family, Merge, MetricKind
 from gateway.observe.metrics.metric_table import BY_FAMILY, CATALOG, GROUPS
 from gateway.observe.metrics.series import counter, gauge, histogram

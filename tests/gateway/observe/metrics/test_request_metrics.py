@@ -28,8 +28,7 @@ from gateway.observe.metrics.series import Counter, Histogram
 from gateway.observe.record import AttemptRecord, RequestOutcome, Stage, TokenGaps
 from gateway.observe.trace_context import Trace
 from gateway.upstream.routed_request import WHOLE_ANSWER
-from policies.fleet.engine_load import EngineLoad
-from policies.fleet.engine_rates import EngineCounters, EngineRates
+from policies.fleet.engine_load import EngineCounters, EngineLoad, EngineRates
 from policies.prefix_doctor.lineage import Lineage
 from policies.routes.route import Route
 from policies.types import AttemptKind, AttemptOutcome, Health, Load

@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from gateway.observe.metrics.quantile import quantile
 from gateway.observe.metrics.scrape_collectors import counts_in_place, route_stats
 from gateway.observe.record import RequestOutcome
 from gateway.observe.windows.count_history import NOW, SPANS, CountHistory
-from gateway.observe.windows.route_windows import totals, windows_view
+from gateway.observe.windows.route_windows import quantile, totals, windows_view
 from tests.gateway.observe.metrics.test_scrape_collectors import ROUTES, observed
 from tests.support.builders import record
 
