@@ -106,7 +106,7 @@ def live(recorder: Recorder, lived: Lived) -> None:
         record.request_id, record.operation = f"req_0123456789abcdef{lived.number:08x}", "chat"
         life.end_stage(READ)
         life.end_stage(PARSE)
-        record.route.name, record.tenant, record.asked = BY_NAME[lived.route], "web-app", AskedFacts(stream=True)
+        record.route, record.tenant, record.asked = BY_NAME[lived.route], "web-app", AskedFacts(stream=True)
         record.budgets = Budgets(ttft=0.8, tpot=0.05, total=30.0)
         record.trace_id = "0af7651916cd43dd8448eb211c80319c"
         life.end_stage(ESTIMATE)

@@ -60,7 +60,7 @@ PARTS: tuple[Callable[[Core], Part], ...] = (  # in the order of their starts, a
     CountReplies,
     AnswerCache,
     lambda core: Rescues(core.fleet, core.dispatcher.run),
-    lambda core: Escalations(core.routes),
+    lambda core: Escalations(core.runtime.current),
     StoredPaths,
     ResponsesSockets,
     CacheWarming,

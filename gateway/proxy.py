@@ -157,6 +157,8 @@ class Proxy:
                 door = self.plans.door(self.runtime.current)
                 for enter in door.enter:
                     enter(http, tenant, timeline)
+                if http.fault is not None:
+                    raise http.fault
                 for claim in door.aside:
                     await claim(http, tenant, timeline)
                 await answer(http, tenant, timeline)
@@ -252,8 +254,10 @@ class Proxy:
 
     def routed(self, ask: Ask, decision: Decision) -> RoutedRequest:
         current = self.runtime.current  # of the fleet that the decision, just made, has chosen from
-        upstreams = current.upstreams
-        for sends in ask.plan.sends:
+        plan, upstreams = ask.plan, current.upstreams
+        if ask.runtime is not current:  # a reload, while the request waited, may have changed how its pool is asked
+            plan = self.reader.plans.made(current, ask.route, ask.operation)
+        for sends in plan.sends:
             upstreams = sends(ask.http, upstreams)
         for placed in ask.plan.placed:
             placed(ask)

@@ -427,7 +427,7 @@ class Completion:
         wanted = bisect_left(QUANTILES, target)
         if wanted == len(QUANTILES):
             return min(self.probability(within) / target, 1.0)
-        return 1.0 if within >= self.at(wanted) else self._probability(within, wanted) / target
+        return 1.0 if within >= self.at(wanted) else min(self._probability(within, wanted) / target, 1.0)
 
     def _probability(self, within: float, above: int) -> float:
         """Of a time before the quantile `above`."""

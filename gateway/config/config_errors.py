@@ -16,8 +16,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
+from typing import TYPE_CHECKING
 
-import yaml
+if TYPE_CHECKING:  # not imported before a command reads a file
+    import yaml
 
 Path = tuple[str | int, ...]
 

@@ -180,9 +180,13 @@ class Plans:
             self._follow(runtime)
         key = route.name, operation
         if (known := self._known.get(key)) is None:
-            bare = RoutePlan(runtime, route, operation)
-            known = self._known[key] = replace(bare, **_chains([part.on(bare) for part in self._parts]))
+            known = self._known[key] = self.made(runtime, route, operation)
         return known
+
+    def made(self, runtime: Runtime, route: Route, operation: Operation) -> RoutePlan:
+        """A plan that is not kept: of a route that the Runtime may have in another form."""
+        bare = RoutePlan(runtime, route, operation)
+        return replace(bare, **_chains([part.on(bare) for part in self._parts]))
 
     def _follow(self, runtime: Runtime) -> None:
         self._runtime, self._known = runtime, {}

@@ -44,6 +44,10 @@ class Rest(Protocol):
         """The failure that a caller is told where none of them has written it. `last`: of an attempt."""
         ...
 
+    def refuse(self) -> None:
+        """No further attempt is allowed: nobody is asked for it."""
+        ...
+
     def prompt_tokens(self) -> int | None:
         """Of the request, as the endpoint that goes on has counted them."""
         ...

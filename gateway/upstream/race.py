@@ -289,7 +289,10 @@ class Race:
             self.answer.refuse(refusal_of(self._failure, action, self.routed.decision, reopens_in))
             return
         assert self._broken is not None
-        if action.ending is Ending.NOT_CONTINUED or self._rest is None:
+        if self._rest is None:
+            self.answer.break_off(self._broken)
+        elif action.ending is Ending.NOT_CONTINUED:
+            self._rest.refuse()
             self.answer.break_off(self._broken)
         else:
             self.answer.break_off(BrokenOff(self._rest.unwritten(self._failure)))

@@ -16,7 +16,7 @@ Numbers of this room, all of them; decision 0103 has figures of SOON, ENGINE and
 - `ranking`: EQUAL 0.01 good requests, within which the longest hit is first; NEAR 0.05 and SIMILAR 0.5 of the median,
   within which the order is drawn; NOISE 0.002 s, below which medians are equal; PROBE_AFTER 30 s without a token,
   of which a request in PROBE_EVERY 100 is a probe.
-- `answer_chances`: LIKELY 0.5 and ALIKE 1.2, of trials of an API that is not known yet.
+- `fleet_view`: LIKELY 0.5 and ALIKE 1.2, of trials of an API that is not known yet.
 - `candidates`: LEAST_OUTPUT 1024 tokens of room; LONGEST_HOLD 60 s at a rate limit, without a deadline.
 - `decide`: SHORTEST_WAIT 0.1 s, LONGEST_WAIT 30 s and RECHECK 1 s, of Retry-After.
 - `prompt_counts`: ROUGH 0.3, the margin from which a prompt is counted before.
@@ -175,7 +175,9 @@ def _nowhere(found: CandidateSet) -> Decision:
         return _decision(found, Placement.RATE_LIMITED, (), reason, LONGEST_WAIT, kind)
     waits = [_back_in(found, rejection) for rejection in out]
     asleep = bool(out) and all(rejection.kind is RejectionKind.ASLEEP for rejection in out)
-    reason = f"every endpoint that could take it {'is asleep' if asleep else _OUT}"
+    pinned = any(one.kind is RejectionKind.PINNED_ELSEWHERE for one in found.rejected)
+    subject = "the endpoint with its state" if pinned else "every endpoint that could take it"
+    reason = f"{subject} {'is asleep' if asleep else _OUT}"
     kind, wait = out[0].kind if out else RejectionKind.NOT_ESTIMATED, min(waits, default=RECHECK)
     return _decision(found, Placement.UNAVAILABLE, (), reason, max(wait, SHORTEST_WAIT), kind)
 

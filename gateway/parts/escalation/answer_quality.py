@@ -12,7 +12,7 @@ Rules:
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from importlib import import_module
 from time import monotonic
 from typing import Any
@@ -23,7 +23,7 @@ from backends.interface import Operation
 from gateway.api.inference_request import InferenceRequest
 from gateway.core.hooks import NO_HOOKS, Hooks, RoutePlan
 from gateway.core.part import Part
-from policies.routes.route import Route
+from gateway.runtime import Runtime
 
 log = logging.getLogger("firsttoken")
 
@@ -32,14 +32,17 @@ LONGEST = 0.02  # s of a check
 
 
 class Escalations(Part):
-    def __init__(self, routes: Callable[[], Iterable[Route]]) -> None:
-        self._routes = routes
-        self.reload()
+    """Judges whole answers of routes with `escalate`."""
 
-    def reload(self) -> None:
-        """Import the validator of schemas: within a request, the import would stall the event loop for 0.1 s."""
-        if any("invalid_json" in route.escalate for route in self._routes()):
+    def __init__(self, runtime: Runtime) -> None:
+        self.extended(runtime)
+
+    def extended(self, runtime: Runtime) -> Runtime:
+        """Import the validator of schemas before a Runtime with a use for it is in force: within a request, the import
+        would stall the event loop for 0.1 s."""
+        if any("invalid_json" in route.escalate for route in runtime.routes.all):
             import_module("jsonschema")
+        return runtime
 
     def on(self, plan: RoutePlan) -> Hooks:
         wanted = plan.route.escalate

@@ -36,7 +36,7 @@ from gateway.upstream.upstream import Upstream
 from policies.blame.blame import BLAME
 from policies.fleet.fleet import Fleet
 from policies.rescue.successors import able, in_order, is_of_request, patience, to_forecast
-from policies.types import FOREVER, Attempt, Candidate, Endpoint
+from policies.types import FOREVER, Attempt, AttemptKind, Candidate, Endpoint
 
 COUNTING = 5.0  # s for a count of tokens
 TAKE_OVERS = 8  # broken answers for which a continuation is being asked, at a time
@@ -213,11 +213,13 @@ class Continuing:
         return 0 if self.continuation is None else self.continuation.tokens
 
     def end(self, winner: WireAttempt | None) -> None:
-        """The request is over."""
-        if not self.asked:  # as no further attempt was allowed
-            RESCUE.put(self._routed.timeline.record, "refused")
-        if winner is not None:
+        """The request is over. `winner`: still the attempt that broke, where no other has gone on."""
+        if winner is not None and winner.attempt.kind is AttemptKind.REST:
             self.note_restart(winner)
+
+    def refuse(self) -> None:
+        if not self.asked:
+            RESCUE.put(self._routed.timeline.record, "refused")
 
     def note_restart(self, wire: WireAttempt) -> None:
         """Remember an endpoint that has begun anew although it was given the beginning."""

@@ -39,7 +39,7 @@ class KeptState(Part):
         if plan.operation is not Operation.MESSAGES:
             return NO_HOOKS
         if not keeps_threads(plan.runtime, plan.route):
-            return Hooks(fit=refuse_thread)
+            return Hooks(read=refuse_thread_at_once, fit=refuse_thread)
         return Hooks(read=self.open_thread, unplaced=begin_anew)
 
     async def open_responses(self, ask: Ask) -> None:
@@ -57,6 +57,11 @@ class KeptState(Part):
         request.body, request.pinned = await self._decider.off_loop(
             request.size, opened, request.body, ids, ask.runtime.endpoints(ask.route)
         )
+
+
+async def refuse_thread_at_once(ask: Ask) -> None:
+    """Before the body is translated and comments may begin the answer. Raises ApiError."""
+    refuse_thread(ask)
 
 
 def refuse_thread(ask: Ask) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -104,7 +105,7 @@ def test_a_fault_of_the_judge_keeps_the_answer(
 
 def test_answers_are_judged_on_routes_that_want_it_alone() -> None:
     """A judged answer is asked for whole."""
-    judges, ask = Escalations(lambda: ()), request()
+    judges, ask = Escalations(cast("Any", SimpleNamespace(routes=SimpleNamespace(all=())))), request()
     (plain, judged) = (
         RoutePlan(cast("Any", None), route(**on), Operation.CHAT) for on in ({}, {"escalate": ["empty"]})
     )

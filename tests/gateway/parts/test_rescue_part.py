@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import re
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from backends.interface import BackendRequest, Operation
 from backends.stream.partial_answer import PartialAnswer, TextBudget
 from gateway.core.hooks import NO_HOOKS, RoutePlan
+from gateway.observe.part_notes import RESCUE
 from gateway.parts.rescue.rescue import Continuing, Rescue, Rescues
 from policies.types import FOREVER, Attempt, AttemptKind
 from tests.gateway.upstream.test_routed_request import routed
@@ -98,3 +101,27 @@ async def test_continuations_of_broken_answers_are_asked_for_a_few_at_a_time() -
     go_on.set()
     await asyncio.gather(*tasks, return_exceptions=True)
     assert asked == [f"small/{number}" for number in range(5)]
+
+
+def test_an_endpoint_is_known_to_begin_anew_by_its_own_words_alone() -> None:
+    """Where no peer has gone on, the attempt that broke is still the winner, and has continued nothing."""
+    shared, of = rescues(), routed(stream=True)
+    rest = Continuing(shared, of, PartialAnswer(TextBudget()), (), None)
+    rest.continuation = cast("Any", SimpleNamespace(restarted_unasked=True))
+    rest.end(wire(shared.fleet, chosen=candidate("small/a")))
+    assert shared.restarting == set()
+    peer = wire(shared.fleet, chosen=candidate("small/b"))
+    peer.attempt = replace(peer.attempt, kind=AttemptKind.REST)
+    rest.end(peer)
+    assert shared.restarting == {"small/b"}
+
+
+def test_a_rescue_is_refused_where_no_further_attempt_is_allowed_and_fails_where_none_could_be_made() -> None:
+    """A peer at its cap is not asked: that is no word about the request."""
+    shared, of = rescues(), routed(stream=True)
+    rest = Continuing(shared, of, PartialAnswer(TextBudget()), (), None)
+    RESCUE.put(of.timeline.record, "failed")
+    rest.end(None)
+    assert RESCUE.of(of.timeline.record) == "failed"
+    rest.refuse()
+    assert RESCUE.of(of.timeline.record) == "refused"

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 
 from gateway.admin.admin_views import request_view
-from gateway.observe.record import AttemptRecord, Record, RequestOutcome
+from gateway.observe.record import AttemptRecord, RequestOutcome
 from gateway.strict_json import encode
 from lab.autoscale.demand import MAX_DELAY, MAX_ROWS, DemandRow, DemandWindow
 from lab.autoscale.replay_process import question_of
 from lab.capacity.replica_law import KEPT
 from policies.types import AttemptKind, AttemptOutcome
 from tests.lab.autoscale.jobs import job
+from tests.support.builders import record as ended
 
 NOW = time()
 
@@ -26,7 +27,7 @@ def record(end: str = "completed", *, at: float = NOW, **more: Any) -> dict[str,
     """A member of the answer of GET /requests."""
     given = {"route": "chat", "tenant": "t", "prompt_tokens_estimated": 900, "output_tokens": 50, "prefix": [1], **more}
     session = given.pop("session", 0)
-    found = Record(arrival=at, wall=at, end=RequestOutcome(end), **given)
+    found = ended(arrival=at, wall=at, end=RequestOutcome(end), **given)
     return {**json.loads(encode(request_view(found))), "session": f"s{session}" if session else None}
 
 

@@ -196,3 +196,18 @@ def test_the_pace_is_that_of_the_load_the_endpoint_would_have() -> None:
     fleet = known_fleet()
     paces = [p50(fleet, 201.0, load) or 0.0 for load in (Load(), Load(running=15), Load(running=15, waiting=15))]
     assert paces == sorted({*paces})
+
+
+@pytest.mark.parametrize("target", [0.55, 0.75, 0.85, 0.9, 0.97])
+def test_a_share_of_a_wanted_chance_is_one_at_most_and_never_grows_with_the_ttft(target: float) -> None:
+    """Wherever the target lies between two quantiles."""
+    ratios = tuple(0.5 + q for q in QUANTILES)
+    wholes = [
+        Completion(Forecast(0.1 * i, ratios), (200.0,) * 3 + (300.0,) * (len(QUANTILES) - 3), ratios, 0.02)
+        for i in range(1, 60)
+    ]
+    shares = [whole.share_of(target, 7.4) for whole in wholes]
+    assert max(shares) <= 1.0
+    assert shares == sorted(shares, reverse=True)
+    exact = [min(whole.probability(7.4) / target, 1.0) for whole in wholes]
+    assert shares == pytest.approx(exact, abs=0.02)

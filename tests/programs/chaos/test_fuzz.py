@@ -8,6 +8,7 @@ import json
 from backends.interface import Operation
 from gateway.api.inference_request import KEY_HEADERS
 from gateway.api.paths import canonical
+from gateway.parts.responses.stored_responses import PATHS
 from gateway.proxy import METHODS
 from tests.programs.chaos import fuzz
 
@@ -31,7 +32,7 @@ def test_the_openapi_document_has_the_paths_of_the_data_port() -> None:
     methods = {path: set(operations) for path, operations in document["paths"].items()}
     azures = {path: methods.pop(path) for path in list(methods) if path.startswith("/openai/")}
     assert {path: {each.upper() for each in found} for path, found in methods.items()} == {
-        path: set(served) - {"HEAD"} for path, served in METHODS.items()
+        path: set(served) - {"HEAD"} for path, served in {**METHODS, **PATHS}.items()
     }
     assert {canonical(path)[0] for path in azures} == {
         Operation.CHAT.value,
