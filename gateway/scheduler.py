@@ -63,7 +63,7 @@ class RequestQueue:
         self,
         fleet: Fleet,
         patience: Callable[[], float],
-        new_scheduler: Callable[[], QueueScheduler] = QueueScheduler,
+        new_scheduler: Callable[[], QueueScheduler],
     ) -> None:
         self.fleet = fleet
         self.patience = patience

@@ -34,6 +34,8 @@ from gateway.worker_context import WorkerContext
 from policies.attempts.budgets import RetryBudget
 from policies.fleet.fleet import Fleet
 from policies.fleet.peers import CombinedPeers, PeerLink
+from policies.queue.queue_scheduler import QueueScheduler
+from policies.queue_parts import queue_parts
 from policies.routes.route import Route
 
 T = TypeVar("T")
@@ -61,7 +63,11 @@ class Core:
         shared = None if self.worker is None else self.worker.peers
         self.monitor = Monitor(self.fleet, shared=shared, routes=self.routes)
         self.decider = Decider(self.estimator, self.fleet)
-        self.queue = RequestQueue(self.fleet, lambda: self.config.defaults.first_token)
+        self.queue = RequestQueue(
+            self.fleet,
+            patience=lambda: self.config.defaults.first_token,
+            new_scheduler=lambda: QueueScheduler(queue_parts()),
+        )
         self.dispatcher = Dispatcher(
             self.fleet,
             RetryBudget(),

@@ -45,7 +45,7 @@ class QueueScheduler:
     """
 
     def __init__(self, parts: Sequence[QueuePart] = (), scorers: Mapping[str, Scorer] = SCORERS) -> None:
-        self._hooks = bound_hooks(parts)
+        self.parts, self._hooks = parts, bound_hooks(parts)
         self._scorers = scorers
         self.queues = EndpointQueues(BestEffortQueue(self._hooks))
         self.wake_at = FOREVER  # time of the next `release` without an event

@@ -15,6 +15,7 @@ from gateway.config.models import Config
 from gateway.core.part import Part
 from gateway.observe.record import RequestOutcome
 from gateway.wiring import Core
+from policies.queue_parts import queue_parts
 from tests.support.builders import STREAMED
 from tests.support.gateways import document, pool, started
 from tests.support.upstream import Upstream, reply
@@ -43,6 +44,16 @@ async def ask(session: aiohttp.ClientSession, gateway: Gateway, messages: int = 
 async def admin(session: aiohttp.ClientSession, gateway: Gateway, path: str) -> Any:
     async with session.get(f"{gateway.admin_url}{path}") as answer:
         return await (answer.json() if path != "/metrics" else answer.text())
+
+
+def test_the_queue_of_a_gateway_has_the_parts_of_the_queue() -> None:
+    """Fair shares and batch work; those of a queue that stands in for a failed one too."""
+    config = Config.model_validate(document({"first": pool("http://127.0.0.1:9")}, {"chat": {"tiers": ["first"]}}))
+    queue = Gateway(config).queue
+    wanted = [type(part) for part in queue_parts()]
+    assert wanted
+    assert [type(part) for part in queue.scheduler.parts] == wanted
+    assert [type(part) for part in queue._new_scheduler().parts] == wanted
 
 
 async def test_a_gateway_without_parts_routes_fails_over_streams_and_records() -> None:
