@@ -127,7 +127,7 @@ PROFILES: dict[str, Profile] = {
 
 
 _OTHER = (0.4, 0.8)
-_SECONDS: Mapping[str, tuple[float, float]] = {  # a small model; a large one, or one that shows its reasoning
+_SECONDS: Mapping[str, tuple[float, float]] = {  # of a small model, and of a large or a reasoning one
     "openai": (0.4, 0.9),
     "azure": (0.4, 0.9),
     "anthropic": (0.6, 1.5),

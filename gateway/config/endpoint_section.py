@@ -110,7 +110,7 @@ class EndpointAddress:
     region: str = ""
     kv_events: str | None = None
     kv_replay: str | None = None
-    kv_rank: PublisherRank | None = None  # whose events these are; None: of a server without ranks
+    kv_rank: PublisherRank | None = None  # publisher of the events; None: a server without ranks
     dp_rank: int | None = None
     key_number: int | None = None  # from 1, where the pool has several
     pod: str = ""  # UID of the pod: another pod with the same address is another endpoint

@@ -91,8 +91,8 @@ def parse(text: str, file: str, environ: Mapping[str, str]) -> Document:
 
 
 def read(text: str, file: str, environ: Mapping[str, str], any_variable: bool = False) -> Document:
-    """The document, with the problems of its text. `text` holds one YAML document. `any_variable`: one that is not set
-    is no problem."""
+    """Parse `text`, one YAML document, and note the problems of the text. `any_variable`: a variable that is not set is
+    no problem."""
     try:
         node = yaml.compose(text, _Loader)
     except yaml.MarkedYAMLError as error:

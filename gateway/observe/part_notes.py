@@ -1,4 +1,4 @@
-"""Notes that parts keep of a request, and their columns. Each is one `Note`, which that part alone writes."""
+"""Notes of parts about a request, and the columns of each note. One part alone writes a `Note`."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ class AttemptRecord:
 
 
 class AskedFacts(NamedTuple):
-    """Facts of the request as its caller sent it, which outlive it."""
+    """Facts of a request as sent by the caller, kept after the end of the request."""
 
     stream: bool = False
     max_tokens: int | None = None
@@ -139,7 +139,7 @@ class Placed(NamedTuple):
     to_load: tuple[int, ...] = ()  # of these, from slower tiers of the engine's cache, by tier
     ttft_p50: float | None = None
     ttft_p90: float | None = None
-    total_p50: float | None = None  # where the route weighs it
+    total_p50: float | None = None  # where the route weighs the whole answer
     total_p90: float | None = None
 
 

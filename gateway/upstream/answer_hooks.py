@@ -20,12 +20,12 @@ from policies.types import Attempt, Candidate
 
 
 class Rest(Protocol):
-    """The rest of an answer that broke. `others`: who may write it, in order."""
+    """The rest of a broken answer. `others`: candidates that may write the rest, in order."""
 
     others: Sequence[Candidate]
 
     async def send(self, wire: WireAttempt, sink: Sink) -> None:
-        """Ask one of them. Called for one attempt after the other."""
+        """Ask the candidate of this attempt for the rest. Called for one attempt after the other."""
         ...
 
     def hear(self, data: bytes) -> bytes | Failure:
@@ -41,24 +41,24 @@ class Rest(Protocol):
         ...
 
     def unwritten(self, last: Failure | None) -> Failure:
-        """The failure that a caller is told where none of them has written it. `last`: of an attempt."""
+        """The failure told to the caller where no candidate has written the rest. `last`: of the last attempt."""
         ...
 
     def refuse(self) -> None:
-        """No further attempt is allowed: nobody is asked for it."""
+        """Note that no further attempt is allowed, so that no candidate is asked."""
         ...
 
     def prompt_tokens(self) -> int | None:
-        """Of the request, as the endpoint that goes on has counted them."""
+        """Prompt tokens of the request, as counted by the endpoint that goes on."""
         ...
 
     def tokens_before(self) -> int:
-        """Of the answer, before the rest."""
+        """Tokens of the answer before the rest."""
         ...
 
 
 class Recovery(Protocol):
-    """Of one request: keeps what is said, and finds who may write the rest."""
+    """Keeps the answer of one request, and finds candidates that may write the rest."""
 
     def link(self) -> Rewriter:
         """The first filter of an answer that begins."""
@@ -78,7 +78,7 @@ class Recovery(Protocol):
         ...
 
 
-Recover = Callable[[RoutedRequest], Recovery | None]  # None: of this request nobody could continue the answer
+Recover = Callable[[RoutedRequest], Recovery | None]  # None: no candidate could continue an answer to this request
 
 
 # Of a whole answer, as the caller reads it: its shortcoming, for which that of another pool is preferred; empty: it

@@ -24,10 +24,11 @@ from gateway.cli.live.live_check import announcement, report
 from gateway.config.loading import problems
 from gateway.config.models import Config
 from gateway.observe.record import RequestOutcome
-from policies.types import NEVER, Health
+from policies.queue.queued_request import QueuedRequest
+from policies.types import NEVER, Decision, Health
 from tests.support.builders import STREAMED, calling, last, post
 from tests.support.canaries import CALLER, OWN_KEY, CanaryGateway, gateway_with_canaries, leaks_in
-from tests.support.gateways import document, pool, running
+from tests.support.gateways import document, pool, running, started
 from tests.support.simulated import eventually
 from tests.support.upstream import Received, Script, Upstream, reply
 
@@ -361,3 +362,22 @@ async def test_a_callers_key_is_in_no_place_but_the_request_to_its_provider(
     out, err = capfd.readouterr()
     found += leaks_in("standard output", out, (OWN,)) + leaks_in("standard error", err, (OWN,))
     assert found == []
+
+
+async def test_a_pool_that_takes_callers_keys_since_a_reload_gets_that_of_a_request_which_waited(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The endpoints are of the configuration in force, and so is the key that these are sent."""
+    async with CallersProvider([reply(WHOLE, "200 OK", JSON)]) as provider:
+        before = Config.model_validate(document({"a": compatible(provider.url, api_key="sk-of-the-operator-0123")}))
+        after = Config.model_validate(document({"a": compatible(provider.url)}))
+        async with started(Gateway(before)) as gateway:
+            decide = gateway.queue.decide
+
+            async def reloading(queued: QueuedRequest, entered_at: float) -> Decision | None:
+                await gateway.apply_config(after)
+                return await decide(queued, entered_at)
+
+            monkeypatch.setattr(gateway.queue, "decide", reloading)
+            status, _ = await ask(gateway, bearer(OWN), path="/v1/chat/completions")
+        assert (status, provider.asked) == (200, Counter({OWN: 1}))

@@ -25,7 +25,7 @@ CAUSES = {
 SECTIONS = ("router_settings", "litellm_settings")
 UNKNOWN_NAME = "there is no route of this name"
 
-Level = list[tuple[str, float]]  # pools that are equals, with their weights
+Level = list[tuple[str, float]]  # pools of one tier, with weights
 
 
 class Fallbacks:
@@ -41,7 +41,7 @@ class Fallbacks:
         self._add_defaults(self._setting(document, "default_fallbacks"))
 
     def _setting(self, document: Mapping[str, Any], key: str) -> tuple[Any, Path] | None:
-        """The list that counts, and its place."""
+        """The list of fallbacks in force under `key`, and the path to the list."""
         found = [
             (settings[key], (section, key))
             for section in SECTIONS

@@ -48,7 +48,7 @@ _EMBEDDING = re.compile(r"embed|bge|rerank|minilm")
 
 
 def large_model(found: FoundServer) -> str:
-    """Of an API; empty: none is known."""
+    """The newest large model of an API; empty: none is known."""
     if newest := _newest(_LARGE.get(found.kind, ()), found.models):
         return newest
     small = small_model(found)
@@ -57,18 +57,18 @@ def large_model(found: FoundServer) -> str:
 
 
 def _first_model(found: FoundServer) -> str:
-    """Of an API, whatever its name; empty: it lists none that answers."""
+    """The first model that an API lists, but for embeddings; empty: there is none."""
     is_listed = found.is_api and found.reach is Reach.OK
     return next((name for name in found.models if is_listed and not _EMBEDDING.search(name)), "")
 
 
 def small_model(found: FoundServer) -> str:
-    """Of an API; empty: none is known."""
+    """The newest small model of an API; empty: none is known."""
     return _newest(_SMALL.get(found.kind, ()), found.models)
 
 
 def local_model(found: FoundServer) -> str:
-    """Of a server of this machine; empty: it lists none that answers."""
+    """The loaded or first model of a server of this machine; empty: there is none."""
     return found.loaded or next((name for name in found.models if not _EMBEDDING.search(name)), "")
 
 

@@ -49,3 +49,11 @@ def test_a_plan_is_made_once_for_a_runtime() -> None:
     again = plans.of(next_one, ROUTE, Operation.CHAT)
     assert (again is made, again.runtime is next_one) == (False, True)
     assert plans.door(next_one) == DoorPlan()
+
+
+def test_a_plan_of_a_route_that_a_runtime_may_not_have_is_kept_for_nobody() -> None:
+    """A request that waited through a reload has the route of before."""
+    plans, next_one = Plans([OfAll()]), replace(RUNTIME)
+    made = plans.made(next_one, ROUTE, Operation.CHAT)
+    assert (made.runtime is next_one, made.placed) == (True, (second,))
+    assert plans.of(next_one, ROUTE, Operation.CHAT) is not made
