@@ -185,6 +185,17 @@ def test_tenants_of_batch_work_take_turns() -> None:
     assert order == [["x1"], ["y1"], ["x2"]]
 
 
+def test_work_that_leaves_the_queue_makes_no_other_hurry() -> None:
+    """It is not begun, and no longer work to be done by its deadline."""
+    queue, batch = QueueFixture(), Batch()
+    queue.scheduler = QueueScheduler((batch, FairShare()))
+    queue.fill(ONE)
+    queue.enter("batch", budget=None, by="6h")
+    assert len(batch.work) == 1
+    queue.leave("batch")
+    assert len(batch.work) == 0
+
+
 def test_work_hurries_where_the_measured_rate_leaves_it_little_time() -> None:
     """By PRIOR_RATE, 100 s of work take 50 s; nothing begins, so the rate falls, and the time left too."""
     work = BatchWork()

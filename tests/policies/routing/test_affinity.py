@@ -47,3 +47,10 @@ def test_a_session_does_not_make_a_request_late() -> None:
 def test_the_sessions_of_engines_are_left_to_the_prefix_index() -> None:
     """It knows what is cached."""
     assert {first(session, local=True) for session in SESSIONS} == {"a"}
+
+
+def test_medians_of_next_to_nothing_are_alike_for_a_session() -> None:
+    """Endpoints of this machine differ by a factor from answer to answer."""
+    scenario = DecisionScenario({"api": {"a": 0.00005, "b": 0.0009}}, pools={"api": {"local": False}})
+    asked = (RequestView(0.0, stream=True, session=session) for session in SESSIONS)
+    assert {order(scenario.decide(each))[0] for each in asked} == {"a", "b"}
