@@ -22,8 +22,8 @@ idea of the routing off at a time, at the load up to which 90% of the requests a
 with every idea on, and the others the difference from it in points, with its standard error where several seeds were
 played. In brackets: p50 and p90 of the TTFT of the answered requests, and the differences from these, in ms; columns
 without were played before these were kept. After the scenario and its load stands the newest decision record when the
-column was played: "longest first" is a rule from [0093](../docs/decisions/0093-the-frontier-in-replay.md) on, and older
-columns predate it. *no change*: not one request was placed or answered otherwise. *not called*: the replay never asked
+column was played, kept by git: "longest first" is a rule from 0093 on, and older columns predate it.
+*no change*: not one request was placed or answered otherwise. *not called*: the replay never asked
 the function that is switched off, so the row says nothing. A dash: not tried, or the scenario has no use for the idea.
 """
 

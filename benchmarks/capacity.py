@@ -32,8 +32,7 @@ HEADING = """\
 What `python -m benchmarks.capacity` found: the load, and the requests per second, up to which {goal:.0%} of all offered
 requests are good (TTFT and TPOT within budget). Beside it the shares at a load of 1, as in [ROUTING.md](ROUTING.md).
 Of recorded sessions the load is new sessions per second. *rules*: the newest decision record when the row was
-measured; "longest first" is a rule from [0093](../docs/decisions/0093-the-frontier-in-replay.md) on: older rows of ours
-predate it.
+measured, kept by git; "longest first" is a rule from 0093 on: older rows of ours predate it.
 """
 MANNER = {"good": "", "attainment": ", by TTFT alone"}
 

@@ -38,7 +38,7 @@ HEADING = """\
 
 What `python -m benchmarks.closed_loop` found: recorded coding-agent sessions, each turn a think time after the last
 answer, (e-closed) of [ROUTING.md](ROUTING.md), beside what can be reached. *rules*: the newest decision record when
-the row was played.
+the row was played, kept by git.
 """
 SESSIONS = """\
 ## Turns and sessions
@@ -59,7 +59,7 @@ could have been named, the future known: the replay is forked at the refusal, on
 60 s in place of the named time, and all others fare as they do. SDKs wait for 60 s at most. That all of them could have
 their best times together is not said. *tried*: each second or third refused caller, in order. Beyond these shares it
 takes other rules of who goes to which engine: what they cost others is in
-[0088](../docs/decisions/0088-next-turn-prefill.md#refused-callers-who-come-back).
+[MEASURED.md](MEASURED.md#queue).
 The command is `python -m benchmarks.closed_loop --traces DIR --returns --load LOAD --every N --seeds N SCENARIO`.
 """
 

@@ -31,8 +31,8 @@ at every load, after the fact, of two or three that were played (`lpwl`, `lmetri
 `cache_aware`: the best ones of an earlier sweep of all fourteen; of (adapters) the one whose forecast knows adapters,
 of (c) two that pool all tiers). *reference* is a clairvoyant scheduler with perfect caches (`lab/replay/clairvoyant.py`
 says what it knows and why it bounds what is reachable), *real caches* the same with what each engine has computed and
-not evicted: no bound. *rules*: the newest decision record when the row was played; "longest first at overload" is in
-the rows from [0093](../docs/decisions/0093-the-frontier-in-replay.md) on. A dash: not played.
+not evicted: no bound. *rules*: the newest decision record when the row was played, kept by git; "longest first at
+overload" is in the rows from 0093 on. A dash: not played.
 
 From a cold start, the gateway comes up before its engines, and requests come once these are up; an event of a stream
 carries four tokens. *503s*: of ours, per replay. *idle wait*: time that a request with less than 200 ms to prefill

@@ -203,7 +203,7 @@ def test_the_picture_of_the_rooms_shows_the_imports() -> None:
     Arrows from `main` (the composition root and its neighbours), from `cli`, from `parts` and from `lab` go nearly
     everywhere and are left out; so are those to `policies` and `backends`, which every room may import.
     """
-    picture = PICTURE.search((ROOT / "README.md").read_text("utf-8"))
+    picture = PICTURE.search((ROOT / "docs/architecture.md").read_text("utf-8"))
     assert picture is not None
     drawn = {(source, target) for source, targets in ARROW.findall(picture[1]) for target in targets.split(" & ")}
     left_out = {"main", "cli", "parts", "lab", "firsttoken"}
@@ -213,8 +213,8 @@ def test_the_picture_of_the_rooms_shows_the_imports() -> None:
 
 def test_the_reading_tour_is_twenty_files_at_most() -> None:
     """Each row of the tour names one file, never a folder."""
-    tour = (ROOT / "README.md").read_text("utf-8").partition("## A tour of the code")[2].partition("\n## ")[0]
-    links = re.findall(r"\]\(((?:gateway|policies|backends|lab)/[^)]+)\)", tour)
+    tour = (ROOT / "docs/architecture.md").read_text("utf-8").partition("## Read first")[2].partition("\n## ")[0]
+    links = re.findall(r"\]\(\.\./((?:gateway|policies|backends|lab)/[^)]+)\)", tour)
     assert 0 < len(set(links)) <= 20
     assert [link for link in links if not (ROOT / link).is_file()] == []
 

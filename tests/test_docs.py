@@ -146,6 +146,44 @@ def test_every_decision_begins_with_two_lines_in_short(page: Path) -> None:
     assert context.startswith("## Context")
 
 
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md")), ids=lambda page: page.stem)
+def test_a_decision_is_a_page(page: Path) -> None:
+    """600 words at most; its figures are in benchmarks/MEASURED.md."""
+    assert len(page.read_text("utf-8").split()) <= 600
+
+
+CITED = re.compile(r"(?:decisions/|[Dd]ecisions? (?:record )?)(\d{4})")
+CITING = (
+    "README.md",
+    "CHANGELOG.md",
+    "docs",
+    "benchmarks",
+    "backends",
+    "deploy",
+    "gateway",
+    "lab",
+    "policies",
+    "scripts",
+)
+
+
+def texts() -> Iterator[Path]:
+    """Pages, sources and deployed files that may cite a decision."""
+    for name in CITING:
+        kinds = (".md", ".py", ".yml", ".yaml", ".tpl")
+        yield from (path for path in sorted([ROOT / name, *(ROOT / name).rglob("*")]) if path.suffix in kinds)
+
+
+def test_every_cited_decision_is_there() -> None:
+    """A record that is replaced leaves, and whoever cited it cites the one that holds the rule now."""
+    known = {page.name[:4] for page in (ROOT / "docs" / "decisions").glob("[0-9]*.md")}
+    cited = {
+        (str(path.relative_to(ROOT)), number) for path in texts() for number in CITED.findall(path.read_text("utf-8"))
+    }
+    assert len(cited) > 30
+    assert {(path, number) for path, number in cited if number not in known} == set()
+
+
 def test_every_key_of_the_configuration_is_explained() -> None:
     """docs/policies.md names each key of the configuration schema."""
     page = (ROOT / "docs/policies.md").read_text("utf-8")
@@ -217,9 +255,9 @@ def test_every_make_target_that_the_pages_name_exists() -> None:
     assert named - targets == set()
 
 
-def test_the_readme_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_of_commands_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     """No unknown command is listed."""
-    page = (ROOT / "README.md").read_text("utf-8")
+    page = (ROOT / "docs/commands.md").read_text("utf-8")
     main(["--help"], [add_commands])
     known = re.findall(r"^    ([a-z]+)(?: |$)", capsys.readouterr().out, re.MULTILINE)
     assert set(re.findall(r"^\| `([a-z]+)[ `]", page, re.MULTILINE)) == set(known)

@@ -1,4 +1,4 @@
-"""The blocks of the README's section "Start", typed line by line into a shell, in four situations each: with
+"""The blocks of README's "Start" and of docs/start.md, typed line by line into a shell, in four situations each: with
 a key, with the placeholder, with a refused key, and with Ollama alone. Each ends with an answer, or with a sentence
 that says what is missing; nothing is stopped by the terminal.
 """
@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from tests.gateway.cli.test_readme_start import CLAUDE, block
+from tests.gateway.cli.test_start_page import CLAUDE, block
 from tests.gateway.cli.up.test_up import environment, free_ports
 from tests.support.local_servers import answering, http_server, models
 from tests.support.local_servers import chat as stream

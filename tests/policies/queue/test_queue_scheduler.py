@@ -247,8 +247,8 @@ def test_requests_of_a_removed_endpoint_are_reassigned() -> None:
 
 
 def test_a_queued_request_waits_for_its_own_engine_though_another_becomes_idle() -> None:
-    """Its engine was chosen with all work ahead: moving requests gained nothing (0012). At its turn it is decided again
-    like a new one, and goes where it is best by then."""
+    """Its engine was chosen with all work ahead: moving requests gained nothing (decision 0012). At its
+    turn it is decided again like a new one, and goes where it is best by then."""
     queue = QueueFixture((ONE, TWO))
     keys = queue.fill(ONE, TWO)
     for name in "abcd":

@@ -1,4 +1,4 @@
-"""The blocks of the README's section "Start", run by a shell as they stand; test_up.py runs the first.
+"""The blocks of docs/start.md, run by a shell as they stand; test_up.py runs the one of the README.
 
 Only what differs from machine to machine is put in its place: ports, addresses of servers, the installation, and
 programs of others.
@@ -29,7 +29,7 @@ CLAUDE = (
 
 
 def block(user: str) -> str:
-    page = (ROOT / "README.md").read_text("utf-8").partition("## Start\n")[2].partition("\n## ")[0]
+    page = (ROOT / "docs/start.md").read_text("utf-8")
     return page.partition(f"<!-- start: {user} -->\n```sh\n")[2].partition("```")[0]
 
 
