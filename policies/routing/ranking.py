@@ -27,7 +27,7 @@ from policies.routing.value import soon_per_s, weigh
 from policies.scorers.scorers import Scorer, draw, tie_break
 from policies.types import Candidate, Health, RankKind
 
-EQUAL = 0.01  # good requests, up to which the longest hit comes first
+EQUAL = 0.003  # good requests, up to which the longest hit comes first
 NEAR = 0.05  # of the median TTFT of the best, up to which the order is drawn
 SIMILAR = 0.5  # of the same: a provider's cache saves more of the time and the price of a long prompt
 NOISE = 0.002  # s of median TTFT: a difference below NEAR or SIMILAR of it is none, however fast both are

@@ -1,6 +1,7 @@
 """The value of a place for a request: good requests that sending it to an endpoint now is expected to add.
 
-    value = chance x pace x total + SOON x (1 - p50 / budget) - misses - ENGINE x more - place x (1 - target)
+    value = chance x pace x total + SOON x (1 - p50 / budget - tpot / tpot budget) - misses - ENGINE x more
+            - place x (1 - target)
 
 - chance: that the first token comes before the deadline, by the forecast, with all that is queued before the request.
 - pace: that the answer keeps its TPOT at the endpoint's load, over the same in the first tier at rest; where there are
@@ -8,6 +9,8 @@
 - total: that the whole answer is there within `total` of the route. A promise with a target of its own is kept by a
   chance of that.
 - p50 / budget: share of the TTFT budget that the median first token takes. Soon is better than just in time.
+- tpot / tpot budget: share of the TPOT budget that a token takes there now, of streams with such a budget. An answer
+  that is written sooner leaves its engine sooner: fewer are lost with an engine, and more find their pace.
 - misses: answers in progress there that the prefill is expected to make miss their TPOT (`policies.latency.tpot`).
 - more: seconds of prefill beyond the least of its tier, which others cannot have; at the pace of the fastest engine of
   the tier, as the time of a slow engine is worth less.
@@ -36,7 +39,9 @@ TRIED = 3  # requests in progress at an endpoint of unknown pace, above which ot
 def weigh(found: CandidateSet) -> None:
     """Set the value of each candidate."""
     places, step, soon, target = in_order(found), 1 - found.target, soon_per_s(found), found.target
-    pace = _pace(found, places[0]) if len(places) > 1 else None
+    tpot_budget = _tpot_budget(found)
+    per_tpot = 0.0 if tpot_budget is None else SOON / tpot_budget
+    pace = None if tpot_budget is None or len(places) == 1 else _pace(found, places[0], tpot_budget)
     for place, tier in enumerate(places):
         _keep(found, tier, pace)
         hits = [each.hit for each in tier]
@@ -49,7 +54,7 @@ def weigh(found: CandidateSet) -> None:
             if not prefill and is_guess(each, target):
                 good, p50 = each.kept, 0.0
             each.engine = engine = per_token * (most - each.hit)
-            value = good + SOON - soon * p50 - engine - step * place
+            value = good + SOON - soon * p50 - per_tpot * load.tpot - engine - step * place
             if load.expected_tpot_misses:
                 value -= expected_tpot_misses(load, prefill)
             each.value, each.place = value, place
@@ -84,13 +89,16 @@ def soon_per_s(found: CandidateSet) -> float:
     return SOON / (UNBOUNDED if budget == FOREVER else max(budget, found.left))
 
 
-def _pace(found: CandidateSet, preferred: TierCandidates) -> Callable[[Candidate], float] | None:
+def _tpot_budget(found: CandidateSet) -> float | None:
+    """None: no pace is seen, of an answer that is not streamed, or waited for."""
+    request = found.queued.request
+    return found.queued.route.tpot_budget(request.tpot_budget) if request.stream and found.left < FOREVER else None
+
+
+def _pace(found: CandidateSet, preferred: TierCandidates, budget: float) -> Callable[[Candidate], float]:
     """The chance to keep the TPOT, as a share of what the preferred tier could promise at rest: a budget that no load
-    makes worse there is no reason to leave. None: no pace is seen, of an answer that is not streamed, or waited for."""
-    request, route, view, now = found.queued.request, found.queued.route, found.view, found.now
-    budget = route.tpot_budget(request.tpot_budget) if request.stream and found.left < FOREVER else None
-    if budget is None:
-        return None
+    makes worse there is no reason to leave."""
+    route, view, now = found.queued.route, found.view, found.now
     wanted = max(view.tpot_chance_at_rest(each, budget) for each in preferred) * (route.tpot_target or 1.0)
     return lambda each: 1.0 if wanted < HOPELESS else min(view.tpot_chance(each, budget, now) / wanted, 1.0)
 
