@@ -182,6 +182,6 @@ class CustomCallEvents(EventTranslator):
         calls = [{"index": number, "custom": {"input": text}} for number, text in rest.items() if text]
         if not calls:
             return b""
-        return sse({**self._head, "choices": [{"index": choice, "delta": {"tool_calls": calls}, "finish_reason": None}]})
-
-
+        return sse(
+            {**self._head, "choices": [{"index": choice, "delta": {"tool_calls": calls}, "finish_reason": None}]}
+        )

@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec import Raw
 
-from backends.facts.facts import Reasoning
+from backends.facts.facts import Reasoning, UnknownMembers
 from backends.fitting.paths import Json, opened
 from backends.fitting.target import Author, Target
 from backends.translation.omissions import Omissions
@@ -35,22 +35,19 @@ def fit_history(body: Json, target: Target, told: Omissions) -> Json:
 
 
 def wants_history(target: Target) -> bool:
-    facts, author = target.facts, target.author
-    if facts.unknown_members == "refused_in_messages" or facts.reasoning is Reasoning.REFUSED:
+    facts = target.facts
+    if facts.unknown_members is UnknownMembers.EVERYWHERE or facts.reasoning is Reasoning.REFUSED:
         return True
-    if facts.reasoning is Reasoning.ANY:
-        return author is Author.GATEWAY
-    return author is Author.GATEWAY or _is_demanding(target)
+    return target.author is Author.GATEWAY or _is_demanding(target)
 
 
 def _is_demanding(target: Target) -> bool:
-    """The server refuses a call of a tool without its reasoning. One that ignores unknown members has the caller's
-    body as it is."""
-    return target.facts.reasoning is Reasoning.RETURNED and target.facts.unknown_members != "ignored"
+    """The server refuses a call of a tool without its reasoning."""
+    return target.facts.reasoning is Reasoning.RETURNED and target.facts.reasoning_member in _TEXTS
 
 
 def _turn(message: Any, target: Target, told: Omissions) -> Any:
-    is_strict = target.facts.unknown_members == "refused_in_messages"
+    is_strict = target.facts.unknown_members is UnknownMembers.EVERYWHERE
     if isinstance(message, Raw) and not is_strict and _MAY_REASON(bytes(message)) is None:
         return message
     turn = opened(message)
@@ -66,10 +63,10 @@ def _turn(message: Any, target: Target, told: Omissions) -> Any:
 
 
 def _with_reasoning(turn: Json, target: Target, told: Omissions) -> Json:
-    facts = target.facts
-    if facts.reasoning is Reasoning.RETURNED:
+    reasoning = target.facts.reasoning
+    if reasoning is Reasoning.RETURNED or (reasoning is Reasoning.READ and target.author is Author.GATEWAY):
         return _returned(turn, target)
-    if facts.reasoning is Reasoning.ANY and target.author is not Author.GATEWAY:
+    if reasoning is not Reasoning.REFUSED and target.author is not Author.GATEWAY:
         return turn
     found = [name for name in _REASONING if name in turn]
     if any(turn[name] for name in found):
@@ -104,7 +101,7 @@ def _known_alone(turn: Json, target: Target, told: Omissions) -> Json:
         for name in sorted(others - {"refusal"}):
             if turn[name]:
                 told.leave_out(f"messages.{name}" if name in _NAMEABLE else "messages.members")
-    return _known_parts(_known_calls(found, told))
+    return _known_parts(_known_calls(found, target, told))
 
 
 _NAMEABLE = frozenset(  # members of clients and providers; others may be a caller's words
@@ -113,14 +110,16 @@ _NAMEABLE = frozenset(  # members of clients and providers; others may be a call
 )
 
 
-def _known_calls(turn: Json, told: Omissions) -> Json:
-    calls = turn.get("tool_calls")
-    if calls is None and "tool_calls" in turn:
+def _known_calls(turn: Json, target: Target, told: Omissions) -> Json:
+    if "tool_calls" not in turn:
+        return turn
+    calls, known = turn["tool_calls"], _KNOWN_OF_CALL | {target.facts.call_state.partition(".")[0]}
+    if not calls:
         return {name: value for name, value in turn.items() if name != "tool_calls"}
-    if not isinstance(calls, list) or all(isinstance(call, dict) and call.keys() <= _KNOWN_OF_CALL for call in calls):
+    if all(isinstance(call, dict) and call.keys() <= known for call in calls):
         return turn
     told.leave_out("messages.tool_calls.members")
-    return {**turn, "tool_calls": [_only(call, _KNOWN_OF_CALL) for call in calls]}
+    return {**turn, "tool_calls": [_only(call, known) for call in calls]}
 
 
 def _only(call: Any, known: frozenset[str]) -> Any:

@@ -32,7 +32,9 @@ def _refuse_too_many(body: Json, target: Target, told: Omissions) -> None:
     most = target.facts.most_images
     if most is None:
         return
-    parts = (part for path in _PARTS[target.operation] for content in values_at(body, path) for part in _objects(content))
+    parts = (
+        part for path in _PARTS[target.operation] for content in values_at(body, path) for part in _objects(content)
+    )
     if sum(_is_image(part) for part in parts) > most:
         refuse("messages.content.image", told, f"the model takes {most} images at most")
 

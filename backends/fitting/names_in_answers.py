@@ -17,12 +17,18 @@ from backends.translation.translation import EventTranslator, Translation, decod
 _CHAT, _MESSAGES, _RESPONSES = Operation.CHAT, Operation.MESSAGES, Operation.RESPONSES
 _OF_RESPONSE: tuple[Path, ...] = (("output", "name"), ("tools", "name"), ("tool_choice", "name"))
 _OF_REPLY: Mapping[Operation, tuple[Path, ...]] = {
-    _CHAT: (("choices", "message", "tool_calls", "function", "name"), ("choices", "message", "tool_calls", "custom", "name")),
+    _CHAT: (
+        ("choices", "message", "tool_calls", "function", "name"),
+        ("choices", "message", "tool_calls", "custom", "name"),
+    ),
     _MESSAGES: (("content", "name"),),
     _RESPONSES: _OF_RESPONSE,
 }
 _OF_EVENT: Mapping[Operation, tuple[Path, ...]] = {
-    _CHAT: (("choices", "delta", "tool_calls", "function", "name"), ("choices", "delta", "tool_calls", "custom", "name")),
+    _CHAT: (
+        ("choices", "delta", "tool_calls", "function", "name"),
+        ("choices", "delta", "tool_calls", "custom", "name"),
+    ),
     _MESSAGES: (("content_block", "name"),),
     _RESPONSES: (("item", "name"), ("name",), *(("response", *path) for path in _OF_RESPONSE)),
 }

@@ -222,3 +222,14 @@ def fit_items(body: Json, target: Target, told: Omissions) -> Json:
         return body
     found = [_as_system(item) for item in items]
     return body if all(new is old for new, old in zip(found, items, strict=True)) else {**body, "input": found}
+
+
+def fit_user_turn(body: Json, target: Target, told: Omissions) -> Json:
+    """Of a chat without a turn of the user, where one is wanted: the last message of the system is the user's."""
+    messages = body["messages"]
+    roles = [role_of(message) for message in messages]
+    if "user" in roles or not any(role in _SYSTEM for role in roles):
+        return body
+    last = max(place for place, role in enumerate(roles) if role in _SYSTEM)
+    turned = {**opened(messages[last]), "role": "user"}
+    return {**body, "messages": [*messages[:last], turned, *messages[last + 1 :]]}

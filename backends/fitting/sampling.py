@@ -15,31 +15,35 @@ from backends.interface import Operation
 from backends.translation.omissions import Omissions
 
 _CHOOSING = ("temperature", "top_p", "top_k")
-_BESIDE_THINKING = (*_CHOOSING, "logprobs", "top_logprobs")
-_FIXED = (*_CHOOSING, "presence_penalty", "frequency_penalty")
-_SAYS_NOTHING = {"temperature": 1, "top_p": 1, "logprobs": False, "top_logprobs": 0}
-_SAYS_NOTHING |= {"presence_penalty": 0, "frequency_penalty": 0}
+_PENALTIES = ("presence_penalty", "frequency_penalty")
+_SAYS_NOTHING = {"temperature": 1, "top_p": 1, "logprobs": False, "top_logprobs": 0, **dict.fromkeys(_PENALTIES, 0)}
 _LEAST_BESIDE_THINKING = {"temperature": 1, "top_p": 0.95}  # in Messages; 1 is the most
 
 
 def fit_sampling(body: Json, target: Target, told: Omissions) -> Json:
-    if not any(name in body for name in (*_BESIDE_THINKING, *_FIXED)):
-        return body
-    sampling = target.facts.sampling
+    sampling, members = target.facts.sampling, sorted(target.facts.sampling_members)
     if sampling is Sampling.FIXED:
-        return leave_out(body, _FIXED, told)
+        return leave_out(body, (*members, *_PENALTIES), told)
     if sampling is Sampling.NONE or (sampling is Sampling.WHEN_OFF and is_thinking(body, target)):
-        return leave_out(body, _CHOOSING if target.operation is Operation.MESSAGES else _BESIDE_THINKING, told)
-    return _one(body, target, told) if sampling is Sampling.ONE else body
+        return leave_out(body, members, told)
+    return _fit_temperature(_one(body, target, told) if sampling is Sampling.ONE else body, target, told)
+
+
+def _fit_temperature(body: Json, target: Target, told: Omissions) -> Json:
+    """The nearest temperature that the server takes."""
+    bounds, given = target.facts.temperature, body.get("temperature")
+    if bounds is None or type(given) not in (int, float) or bounds[0] <= given <= bounds[1]:
+        return body
+    told.leave_out("temperature")
+    return {**body, "temperature": min(max(given, bounds[0]), bounds[1])}
 
 
 def _one(body: Json, target: Target, told: Omissions) -> Json:
     """A temperature or a `top_p`: the temperature, unless it says nothing. Beside thinking, little of either."""
     if target.operation is Operation.MESSAGES and is_thinking(body, target):
         least = _LEAST_BESIDE_THINKING
-        body = leave_out(
-            body, (name for name in _CHOOSING if name in body and not least.get(name, 2) <= (body[name] or 0) <= 1), told
-        )
+        others = [name for name in _CHOOSING if name in body and not least.get(name, 2) <= (body[name] or 0) <= 1]
+        body = leave_out(body, others, told)
     if body.get("temperature") is None or body.get("top_p") is None:
         return body
     return leave_out(body, ("temperature",) if body["temperature"] == 1 else ("top_p",), told)

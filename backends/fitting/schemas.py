@@ -130,7 +130,9 @@ def _joined(schema: Json, union: str) -> Json:
     for branch in (*branches, schema):
         properties.update(branch.get("properties") or {})
     required = [set(branch.get("required") or ()) for branch in branches]
-    shared = set.union(*required) if union == "allOf" and required else set.intersection(*required) if required else set()
+    shared = (
+        set.union(*required) if union == "allOf" and required else set.intersection(*required) if required else set()
+    )
     names = [name for name in properties if name in shared | set(schema.get("required") or ())]
     found = {name: value for name, value in schema.items() if name != union}
     return {**found, "type": "object", "properties": properties, **({"required": names} if names else {})}
@@ -221,5 +223,3 @@ _TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", list:
 
 def _guessed(schema: Mapping[str, Any]) -> str:
     return "object" if "properties" in schema else "array" if "items" in schema else "string"
-
-

@@ -172,7 +172,9 @@ def is_forced(body: Json) -> bool:
         return choice in _FORCED
     kind = opened(choice.get("type"))
     if kind == "allowed_tools":
-        return bool(value_at(choice, ("allowed_tools", "mode")) == "required" or opened(choice.get("mode")) == "required")
+        return bool(
+            value_at(choice, ("allowed_tools", "mode")) == "required" or opened(choice.get("mode")) == "required"
+        )
     return kind not in ("auto", "none")
 
 
@@ -196,5 +198,3 @@ def _switched_off(body: Json, target: Target, told: Omissions) -> Json:
         return _off(put(body, EFFORT[target.operation], OFF), target, told)
     body = _no_thinking(body, told)
     return {**body, "thinking": _DISABLED} if target.facts.thinks_unasked else body
-
-
