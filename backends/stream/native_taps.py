@@ -23,6 +23,7 @@ import msgspec
 
 from backends import failures
 from backends.interface import ReplyFacts, Usage
+from backends.stream.ends import is_failed
 from backends.stream.event_shapes import MessageEventShape, ResponseEventShape, ResponseShape
 from backends.stream.sse import ServerSentEvent
 from backends.stream.taps import BodyTap, StreamTap, count_or, decode_as
@@ -60,6 +61,8 @@ class MessagesTap(StreamTap):
             self._read_counts(event.usage)
             if reason := delta.get("stop_reason"):
                 self.facts.finish_reasons[0] = reason
+                if is_failed(reason):
+                    self._fail(failures.FAILED_INSIDE)
                 self.ended = self.ended or self.failure is None
         elif event.type == "message_stop":
             self.terminated = True
