@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from time import monotonic
 
 from backends.interface import Operation
@@ -274,6 +275,7 @@ class Proxy:
             limits_are_meant=config.first_tokens_are_meant,
             model=ask.named.model,
             native=ask.runtime.operations,
+            facts=partial(ask.runtime.facts_at, model=ask.named.model),
             cache_group=ask.tenant.cache_group,
             path=ask.http.path,
             masked_pools=current.masked_pools,

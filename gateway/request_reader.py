@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 
 from gateway.admission.auth import ANYONE, Tenant
 from gateway.api.operation_fit import OperationFit
@@ -51,8 +52,10 @@ class RequestReader:
     async def estimate(self, ask: Ask) -> None:
         """Translate the body for pools of other dialects; estimate the prompt for every pool."""
         request, route, runtime = ask.request, ask.route, ask.runtime
-        if ask.operation not in runtime.native[route.name] or self.operations.lacking:
-            await self.decider.off_loop(request.size, self.operations.fit, request, route, runtime.operations)
+        facts = partial(runtime.facts_at, model=ask.named.model)
+        is_native = ask.operation in runtime.native[route.name] and not self.operations.lacking
+        if not is_native or self.operations.concerns(request, route, facts):
+            await self.decider.off_loop(request.size, self.operations.fit, request, route, runtime.operations, facts)
         for fit in ask.plan.fit:
             fit(ask)
         ask.estimate = await self.decider.estimate(request, route, ask.tenant)

@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from backends import catalog
+from backends.facts.facts import Facts
+from backends.facts.lookup import facts_of
 from backends.http.connection import WriteCoalescer
 from backends.http.connection_pool import ConnectionPool
 from backends.http.tls_files import TlsFiles
@@ -80,6 +82,11 @@ class Runtime:
     def price_of(self, pool: str) -> Price | None:
         """None: there is no such pool."""
         return self.pools[pool].price if pool in self.pools else None
+
+    def facts_at(self, pool: str, model: str = "") -> Facts:
+        """Facts of the pool's model, or of the one that the caller names, at the pool's servers."""
+        section = self.config.pools[pool]
+        return facts_of(section.backend, model or section.model)
 
     def served_labels(self) -> ServedLabels:
         """Metric labels: the model of each pool, and the keys that the configuration lists."""

@@ -21,7 +21,14 @@ from backends.interface import Failure, Operation
 from backends.stream.sse import ServerSentEvent
 from backends.translation.omissions import Omissions
 from backends.translation.streamed_calls import StreamedCalls, call_delta
-from backends.translation.translation import EventTranslator, Translation, decode_event, sse
+from backends.translation.translation import (
+    NO_CONTEXT,
+    AnswerContext,
+    EventTranslator,
+    Translation,
+    decode_event,
+    sse,
+)
 
 INPUT = "input"
 _PARAMETERS = {
@@ -110,7 +117,7 @@ def _call(call: Json) -> Json:
 # -- answers -------------------------------------------------------------------------------------------
 
 
-def _reply(names: frozenset[str], reply: Json, body: Mapping[str, Any]) -> Json:
+def _reply(names: frozenset[str], reply: Json, body: Mapping[str, Any], context: AnswerContext = NO_CONTEXT) -> Json:
     for choice in reply.get("choices") or ():
         message = choice.get("message") or {}
         if message.get("tool_calls"):
@@ -129,7 +136,7 @@ def _called(call: Json, names: frozenset[str]) -> Json:
 class CustomCallEvents(EventTranslator):
     """Chunks of a chat, with custom calls in the place of calls of functions that stand for custom tools."""
 
-    def __init__(self, names: frozenset[str], body: Mapping[str, Any]) -> None:
+    def __init__(self, names: frozenset[str], body: Mapping[str, Any], context: AnswerContext = NO_CONTEXT) -> None:
         super().__init__()
         self._names = names
         self._calls: dict[Any, StreamedCalls] = {}  # by choice

@@ -2,8 +2,8 @@
 
 - A plan holds the rules that the facts ask for, and the members of a body that these rules are about: a body without
   such members is left as it is.
-- What is left out is told. What is meant (tools, schemas, images, a forced call) is never left out: UntranslatableError,
-  so that another server is asked.
+- What is left out is told. What is meant (tools, schemas, images, a forced call) is never left out: it is refused by
+  name, and another server is asked.
 - A body of the caller's own dialect is mended where the gateway has chosen among several servers, or where nothing that
   was meant is lost: state of other models, forms of the same thing. The rest is the server's to judge.
 """

@@ -105,8 +105,10 @@ def _known_alone(turn: Json, target: Target, told: Omissions) -> Json:
 
 
 _NAMEABLE = frozenset(  # members of clients and providers; others may be a caller's words
-    (*_REASONING, "annotations", "audio", "function_call", "provider_specific_fields", "thinking_blocks")
-    + ("extra_content", "phase", "cache_control", "parsed", "tool_call_name", "images")
+    (
+        *(*_REASONING, "annotations", "audio", "function_call", "provider_specific_fields", "thinking_blocks"),
+        *("extra_content", "phase", "cache_control", "parsed", "images"),
+    )
 )
 
 

@@ -12,7 +12,14 @@ from backends.interface import Failure, Operation
 from backends.stream.sse import ServerSentEvent
 from backends.translation.messages_to_chat.answer import error_event
 from backends.translation.omissions import Omissions
-from backends.translation.translation import EventTranslator, Translation, decode_event, sse
+from backends.translation.translation import (
+    NO_CONTEXT,
+    AnswerContext,
+    EventTranslator,
+    Translation,
+    decode_event,
+    sse,
+)
 
 _CHAT, _MESSAGES, _RESPONSES = Operation.CHAT, Operation.MESSAGES, Operation.RESPONSES
 _OF_RESPONSE: tuple[Path, ...] = (("output", "name"), ("tools", "name"), ("tool_choice", "name"))
@@ -50,14 +57,22 @@ def _back(name: Any, names: Mapping[str, str]) -> Any:
     return names.get(name, name) if isinstance(name, str) else name
 
 
-def _reply(operation: Operation, back: Any, reply: Json, body: Mapping[str, Any]) -> Json:
+def _reply(
+    operation: Operation, back: Any, reply: Json, body: Mapping[str, Any], context: AnswerContext = NO_CONTEXT
+) -> Json:
     for path in _OF_REPLY[operation]:
         reply = altered(reply, path, back)
     return reply
 
 
 class NamedEvents(EventTranslator):
-    def __init__(self, operation: Operation, names: Mapping[str, str], body: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        operation: Operation,
+        names: Mapping[str, str],
+        body: Mapping[str, Any],
+        context: AnswerContext = NO_CONTEXT,
+    ) -> None:
         super().__init__()
         self._operation = operation
         self._back = partial(_back, names=names)

@@ -32,7 +32,7 @@ def fit_sampling(body: Json, target: Target, told: Omissions) -> Json:
 def _fit_temperature(body: Json, target: Target, told: Omissions) -> Json:
     """The nearest temperature that the server takes."""
     bounds, given = target.facts.temperature, body.get("temperature")
-    if bounds is None or type(given) not in (int, float) or bounds[0] <= given <= bounds[1]:
+    if bounds is None or not isinstance(given, int | float) or bounds[0] <= given <= bounds[1]:
         return body
     told.leave_out("temperature")
     return {**body, "temperature": min(max(given, bounds[0]), bounds[1])}

@@ -71,7 +71,8 @@ def _fit_answer(body: Json, path: tuple[str, ...], target: Target, told: Omissio
         if _is_loose(schema, rules):
             told.leave_out(".".join(strict))
             return put(body, strict, False)
-    return altered(body, path, partial(_fit_told, rules=rules, name=".".join(path), told=told))
+    found: Json = altered(body, path, partial(_fit_told, rules=rules, name=".".join(path), told=told))
+    return found
 
 
 def _is_loose(schema: Any, rules: SchemaRules) -> bool:

@@ -108,11 +108,12 @@ def fit_leaning(body: Json, target: Target, told: Omissions) -> Json:
             told.leave_out("tool_choice")
         return without(body, *_LEANING) if any(name in body for name in _LEANING) else body
     choice = body.get("tool_choice")
-    if isinstance(choice, Mapping) and choice.get("type") in _OWN:
-        if name_of(choice) not in {name_of(tool) for tool in objects(body["tools"])}:
-            told.leave_out("tool_choice")
-            return without(body, "tool_choice")
-    return body
+    if not isinstance(choice, Mapping) or choice.get("type") not in _OWN:
+        return body
+    if name_of(choice) in {name_of(tool) for tool in objects(body["tools"])}:
+        return body
+    told.leave_out("tool_choice")
+    return without(body, "tool_choice")
 
 
 def takes_responses(body: Mapping[str, Any], operation: Operation, target: Target) -> bool:

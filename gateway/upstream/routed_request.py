@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from backends.facts.facts import Facts
 from backends.interface import Backend, BackendRequest, Operation
+from backends.stream.redaction import Rewriter
 from backends.translation.masked_messages import MASKED_MESSAGES
 from backends.translation.reply_translation import AnswerTranslation, RewrittenAnswer
 from backends.translation.translation import Translation
@@ -18,6 +20,12 @@ from policies.attempts.attempt_events import AttemptLimits
 from policies.routes.route import Route
 from policies.types import FOREVER, Attempt, Decision, Endpoint, PromptEstimate
 
+
+def nothing_known(pool: str) -> Facts:
+    return _NOTHING_KNOWN
+
+
+_NOTHING_KNOWN = Facts()
 WHOLE_ANSWER = 600.0  # s for an answer without streaming: the SDKs' own default timeout
 NO_DEADLINE = 2**53 - 1  # ms; after every deadline, and exact where JSON numbers are doubles
 
@@ -35,6 +43,35 @@ class Rewriting:
 UNCHANGED = Rewriting()
 
 
+class BothRewritten:
+    """An answer that is rewritten twice: in the caller's names, then with sealed ids."""
+
+    def __init__(self, first: RewrittenAnswer, then: RewrittenAnswer) -> None:
+        self._first, self._then = first, then
+
+    def whole(self, reply: bytes) -> bytes:
+        return self._then.whole(self._first.whole(reply))
+
+    def stream(self) -> BothStreams:
+        return BothStreams(self._first.stream(), self._then.stream())
+
+
+class BothStreams:
+    """A `Rewriter` of two."""
+
+    def __init__(self, first: Rewriter, then: Rewriter) -> None:
+        self._first, self._then = first, then
+
+    def feed(self, data: bytes) -> bytes:
+        return self._then.feed(self._first.feed(data))
+
+    def drop(self) -> bytes:
+        return self._first.drop() + self._then.drop()
+
+    def close(self) -> bytes:
+        return self._then.feed(self._first.close()) + self._then.close()
+
+
 @dataclass(slots=True, kw_only=True)
 class RoutedRequest:
     """A request with a routing decision. `upstreams`: by endpoint id; `first_token_limit`: s."""
@@ -50,6 +87,7 @@ class RoutedRequest:
     limits_are_meant: bool = False  # that, or a pool's own
     model: str = ""  # for the servers, as the caller names it; empty: the pool's own
     native: Mapping[str, frozenset[Operation]] = field(default_factory=dict)  # operations spoken natively, by pool
+    facts: Callable[[str], Facts] = nothing_known  # of a pool's model
     cache_group: str = ""  # tenants with shared prefix caches; empty: all
     path: str = ""  # of the caller's request
     masked_pools: frozenset[str] = frozenset()  # pools of which no caller may learn the counts of cached tokens
@@ -173,9 +211,12 @@ class RoutedRequest:
         bodies: tuple[Mapping[str, Any], ...] = () if translated is None else translated.before
         if masked and self.request.operation is Operation.MESSAGES:
             steps, bodies = (MASKED_MESSAGES, *steps), (self.request.body, *bodies)
-        if steps:
-            return AnswerTranslation(steps, bodies)
-        return None if self.rewrite is None else self.rewrite(endpoint.id)
+        sealed = None if self.rewrite is None else self.rewrite(endpoint.id)
+        if not steps:
+            return sealed
+        names = AnswerTranslation(steps, bodies)
+        is_native = steps[-1].backend is self.request.operation
+        return names if sealed is None or not is_native else BothRewritten(names, sealed)
 
 
 def header_safe(model: str) -> str:
