@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from backends.catalog import build
 from backends.interface import BackendConfig, BackendRequest, FailureKind, HttpCall, Operation
 from backends.openai import Compatible, Mistral, OpenAI, OpenAIPlatform
 from backends.stream.taps import BodyTap, StreamTap

@@ -34,7 +34,8 @@ def test_a_name_that_does_not_fit_is_the_same_everywhere_and_mapped_back_in_answ
     }
     found = whole(OPENAI, CHAT, members, Author.GATEWAY, Omissions())
     short = found.body["tools"][0]["function"]["name"]
-    assert len(short) <= 64 and short.startswith("mcp__server__")
+    assert len(short) <= 64
+    assert short.startswith("mcp__server__")
     assert found.body["tool_choice"]["function"]["name"] == short
     assert found.body["messages"][1]["tool_calls"][0]["function"]["name"] == short
     assert found.answer is not None
@@ -59,8 +60,10 @@ def test_ids_that_do_not_fit_are_alike_in_call_and_result(kind: str, model: str)
     facts = facts_of(kind, model)
     turns = fitted(facts, CHAT, {"messages": [{"role": "assistant", "tool_calls": calls}, *results]})[0]["messages"]
     sent = [call["id"] for call in turns[0]["tool_calls"]]
-    assert sent == [turn["tool_call_id"] for turn in turns[1:]] and len(set(sent)) == 2
-    assert sent == [fitted_name(each, facts.call_id) for each in ids] and sent != ids
+    assert sent == [turn["tool_call_id"] for turn in turns[1:]]
+    assert len(set(sent)) == 2
+    assert sent == [fitted_name(each, facts.call_id) for each in ids]
+    assert sent != ids
 
 
 def test_members_that_lean_on_tools_go_with_them() -> None:
@@ -137,7 +140,8 @@ def test_a_custom_tool_is_a_function_of_one_text_with_its_grammar_told() -> None
     call = {"id": "a", "type": "custom", "custom": {"name": "apply_patch", "input": RAW}}
     _, sent = custom({"role": "assistant", "tool_calls": [call]})
     function = sent["tools"][0]["function"]
-    assert sent["tools"][0]["type"] == "function" and "start: X" in function["description"]
+    assert sent["tools"][0]["type"] == "function"
+    assert "start: X" in function["description"]
     assert list(function["parameters"]["properties"]) == ["input"]
     written = sent["messages"][0]["tool_calls"][0]
     assert written["type"] == "function"
@@ -170,7 +174,8 @@ def streamed(step: Any, arguments: str, size: int) -> str:
     data = b"".join(stream.feed(b"data: " + msgspec.json.encode(event) + b"\n\n") for event in events) + stream.close()
     found = [msgspec.json.decode(line[6:]) for line in data.split(b"\n\n") if line]
     calls = [call for event in found for call in event["choices"][0]["delta"].get("tool_calls", ())]
-    assert calls[0]["type"] == "custom" and calls[0]["custom"]["name"] == "apply_patch"
+    assert calls[0]["type"] == "custom"
+    assert calls[0]["custom"]["name"] == "apply_patch"
     return "".join(call["custom"]["input"] for call in calls)
 
 
