@@ -74,7 +74,7 @@ class Race:
             self._recovery = self._recovery or recover(routed)
         self._rest: Rest | None = None  # of the answer, that attempts are asked for since it broke
         self._continues: Rest | None = None  # the rest that the winner has written
-        self._facts = RaceFacts(dispatcher, routed, self.attempts, relay, self._recovery)
+        self._facts = RaceFacts(dispatcher, routed, self.attempts, relay, self._recovery, hooks.mend)
         hedges, limits = dispatcher.hedges_of(routed.route), routed.limits
         limits.recovers = self._recovery is not None
         self._machine = AttemptMachine(

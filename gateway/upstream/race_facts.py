@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from backends.failures import CUT_OFF
-from backends.interface import Failure
-from gateway.upstream.answer_hooks import Recovery, Rest
+from backends.interface import Failure, FailureKind
+from gateway.upstream.answer_hooks import Mend, Recovery, Remedy, Rest
 from gateway.upstream.attempt import WireAttempt
 from gateway.upstream.dispatcher import Dispatcher
 from gateway.upstream.relay import Relay
@@ -22,6 +22,8 @@ from policies.types import (
     RejectionKind,
 )
 
+MENDABLE = (400, 422)  # statuses of a refusal that may be of the form alone
+
 
 class RaceFacts:
     """Facts about the attempts of one request, by number, and about the fleet."""
@@ -33,6 +35,7 @@ class RaceFacts:
         attempts: Mapping[int, WireAttempt],
         relay: Relay,
         recovery: Recovery | None,
+        mends: Sequence[Mend] = (),
     ) -> None:
         self.closes = dispatcher.fleet.closes
         self._dispatcher = dispatcher
@@ -40,6 +43,7 @@ class RaceFacts:
         self._attempts = attempts
         self._relay = relay
         self._recovery = recovery
+        self._mends = mends
         self._outlier = ""  # endpoint that has refused the request, to be confirmed by another
 
     # -- AttemptFacts -----------------------------------------------------------------------------
@@ -94,6 +98,9 @@ class RaceFacts:
     def failed(self, wire: WireAttempt, failure: Failure, rest: Rest | None) -> Failed:
         """The failure, with the facts that decide where the request goes. `rest`: of the answer, that was asked for."""
         blame = BLAME[failure.kind.value]
+        remedy = self._remedy(wire) if blame.elsewhere is Elsewhere.NOWHERE and rest is None else Remedy.NONE
+        if remedy is not Remedy.NONE:
+            blame = BLAME[FailureKind.UNFIT.value]
         refused = blame.elsewhere is Elsewhere.NOWHERE
         return Failed(
             wire.attempt.number,
@@ -105,7 +112,14 @@ class RaceFacts:
             whole=bool(wire.unassembled) and failure not in CUT_OFF,
             whole_at_last=bool(wire.unassembled),
             anew=rest.asks_anew() if refused and rest is not None else None,
+            mended=remedy is Remedy.AGAIN,
         )
+
+    def _remedy(self, wire: WireAttempt) -> Remedy:
+        if wire.status not in MENDABLE:
+            return Remedy.NONE
+        found = (mend(self._routed, wire) for mend in self._mends)
+        return next((remedy for remedy in found if remedy is not Remedy.NONE), Remedy.NONE)
 
     def _may_translate(self, wire: WireAttempt, blame: Blame) -> bool:
         """The pool lacks the operation, and can be asked in another dialect."""
