@@ -95,8 +95,16 @@ class Remedy(Enum):
     ELSEWHERE = "elsewhere"  # the fault is of the form, or the server lacks something: another pool is asked
 
 
-# Of an attempt that has failed by such a refusal. May set `changes` and `translated` of the request, for its pool.
-Mend = Callable[[RoutedRequest, WireAttempt], Remedy]
+class Mend(Protocol):
+    """Finds other forms of requests that servers refuse."""
+
+    def refused(self, routed: RoutedRequest, wire: WireAttempt) -> Remedy:
+        """The attempt has failed by such a refusal. May set `changes` and `translated` of the request, for its pool."""
+        ...
+
+    def answered(self, routed: RoutedRequest, wire: WireAttempt) -> None:
+        """The attempt, in the other form, has won."""
+        ...
 
 
 class AnswerHooks(Protocol):

@@ -68,7 +68,7 @@ class Race:
             self._leave_out_known()
         self.attempts: dict[int, WireAttempt] = {}
         self.winner: WireAttempt | None = None
-        self._judges = hooks.judge
+        self._judges, self._mends = hooks.judge, hooks.mend
         self._recovery: Recovery | None = None
         for recover in hooks.recover:
             self._recovery = self._recovery or recover(routed)
@@ -254,6 +254,9 @@ class Race:
         """The attempt has won."""
         if wire.attempt.kind is AttemptKind.WHOLE:
             self._note_stream_lost(wire)
+        elif wire.attempt.kind is AttemptKind.MENDED:
+            for mend in self._mends:
+                mend.answered(self.routed, wire)
         self._first_in = wire.times.first_in or wire.times.opened
         if wire.request.operation not in EVERYWHERE:
             self.dispatcher.operations.served.add((wire.attempt.candidate.endpoint.pool, wire.request.operation))

@@ -118,7 +118,7 @@ class RaceFacts:
     def _remedy(self, wire: WireAttempt) -> Remedy:
         if wire.status not in MENDABLE:
             return Remedy.NONE
-        found = (mend(self._routed, wire) for mend in self._mends)
+        found = (mend.refused(self._routed, wire) for mend in self._mends)
         return next((remedy for remedy in found if remedy is not Remedy.NONE), Remedy.NONE)
 
     def _may_translate(self, wire: WireAttempt, blame: Blame) -> bool:
