@@ -20,11 +20,13 @@ from backends.http.connection_pool import ConnectionPool
 from backends.http.tls_files import TlsFiles
 from backends.http.tunnel import ProxyAddress
 from backends.interface import Backend, BackendConfig, Operation
+from backends.translation.turn_state.seals import maker_of
 from gateway.admission.auth import CacheSalts, GroupMember, Keys, Tenant
 from gateway.admission.route_table import PoolModels, Routes
 from gateway.api.same_origin import Cors, SameOrigin
 from gateway.config.field_types import authority
 from gateway.config.models import Config, Key
+from gateway.config.pool_section import PoolSection
 from gateway.observe.metrics.request_metrics import ServedLabels
 from gateway.tokenize.media import family_of
 from gateway.tokenize.prompt_reader import TokenizerConfig
@@ -73,6 +75,7 @@ class Runtime:
     wanted_headers: frozenset[str]  # request headers read by a tier's `when`
     backends: Backends
     operations: Mapping[str, frozenset[Operation]]  # spoken natively, by pool
+    makers: Mapping[str, str]  # digests of the account and the model that write the turns of a pool
     native: Mapping[str, frozenset[Operation]]  # by route: operations of all pools
     connections: Mapping[UpstreamAddress, ConnectionPool]
     coalescer: WriteCoalescer
@@ -158,6 +161,7 @@ def build_runtime(config: Config, before: Runtime | None = None) -> Runtime:
         wanted_headers=routes.wanted_headers(),
         backends=backends,
         operations=operations,
+        makers={name: _maker(section) for name, section in config.pools.items()},
         native={name: frozenset.intersection(*map(operations.__getitem__, pools)) for name, pools in of_routes.items()},
         connections=connections,
         coalescer=coalescer,
@@ -181,6 +185,13 @@ def _backends(config: Config, known: Backends) -> Backends:
                 same = known.get(variant)
                 found[variant] = same if same and same[0] == wanted else (wanted, catalog.build(wanted))
     return found
+
+
+def _maker(section: PoolSection) -> str:
+    """Several keys share an account. A server without a key is its own account."""
+    keys = (section.api_key, *section.api_keys)
+    account = next(filter(None, (key.get_secret_value() for key in keys)), "")
+    return maker_of(f"{section.backend}\0{account or ' '.join(section.urls)}", section.model)
 
 
 def upstream_addresses(config: Config) -> dict[str, UpstreamAddress]:

@@ -9,7 +9,7 @@ from typing import Any
 from backends.interface import Backend, BackendRequest, Operation
 from backends.translation.masked_messages import MASKED_MESSAGES
 from backends.translation.reply_translation import AnswerTranslation, RewrittenAnswer
-from backends.translation.translation import Translation
+from backends.translation.translation import AnswerContext, Translation
 from gateway.api.inference_request import InferenceRequest
 from gateway.api.request_headers import new_request_id
 from gateway.observe.timeline import RequestTimeline
@@ -174,8 +174,13 @@ class RoutedRequest:
         if masked and self.request.operation is Operation.MESSAGES:
             steps, bodies = (MASKED_MESSAGES, *steps), (self.request.body, *bodies)
         if steps:
-            return AnswerTranslation(steps, bodies)
+            return AnswerTranslation(steps, bodies, self._context(endpoint.pool))
         return None if self.rewrite is None else self.rewrite(endpoint.id)
+
+    def _context(self, pool: str) -> AnswerContext:
+        translated, estimate = self.request.translated.get(pool), self.estimate.pools.get(pool)
+        maker = "" if translated is None else translated.maker
+        return AnswerContext(maker, None if estimate is None else estimate.tokens)
 
 
 def header_safe(model: str) -> str:

@@ -32,13 +32,13 @@ def unknown(_: str) -> str:
 
 
 class TurnHistory:
-    """The history of requests for one pool. `maker`: of the pool's turns. `speaks`: the operation that its servers get;
-    `recall`: of signatures that are not sealed."""
+    """The history of requests for one pool. `maker`: of the pool's turns. `is_native`: its servers get the caller's
+    dialect; `recall`: of signatures that are not sealed."""
 
-    def __init__(self, maker: str, operation: Operation, speaks: Operation, recall: Recall = unknown) -> None:
+    def __init__(self, maker: str, operation: Operation, is_native: bool, recall: Recall = unknown) -> None:
         self._maker, self._recall = maker, recall
         self._read = _READERS.get(operation)
-        self._is_native = speaks is operation
+        self._is_native = is_native
 
     def opened(self, body: Json, dropped: Omissions) -> Json:
         """The body with the pool's own state, and without that of others. `body` is not changed."""
