@@ -187,6 +187,7 @@ class ReplyFacts:
     id: Any = None
     service_tier: Any = None
     finish_reasons: dict[int, Any] = field(default_factory=dict)  # by choice
+    signatures: list[str] = field(default_factory=list)  # of thinking in a message, which only its maker accepts
 
 
 class Tap(Protocol):

@@ -12,7 +12,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from backends.interface import Operation
@@ -188,14 +188,3 @@ _READERS: Mapping[Operation, Callable[[TurnHistory, Json, Omissions], Json]] = {
     Operation.INPUT_TOKENS: TurnHistory.responses,
     Operation.COMPACT: TurnHistory.responses,
 }
-
-
-def signatures_of(blocks: Sequence[Any]) -> list[str]:
-    """Signatures and ciphers of the thinking in a message's content."""
-    found = []
-    for block in blocks:
-        if isinstance(block, Mapping):
-            value = block.get("signature") or (block.get("data") if block.get("type") == "redacted_thinking" else None)
-            if isinstance(value, str) and value:
-                found.append(value)
-    return found
