@@ -210,6 +210,7 @@ class MessagesFromChatStream(EventTranslator):
         self._calls = StreamedCalls()
         self._state = ChatState()  # not sealed yet
         self._thought: list[str] = []  # of the open block of thinking
+        self._has_reasoning = False  # the text of details is that of the reasoning
         self._refused = False
         self._stop: Json | None = None
         self._usage: Json | None = None
@@ -271,7 +272,7 @@ class MessagesFromChatStream(EventTranslator):
         details = delta.get("reasoning_details")
         has_state = bool(details) or (bool(self._context.maker) and not _MEMBERS.isdisjoint(delta))
         written = b""
-        if self._shows_thinking and (thought := _thought_of(delta)):
+        if self._shows_thinking and (thought := self._thought_of(delta)):
             if has_state or self._context.maker:
                 self._thought.append(thought)
             member = {"type": "thinking_delta", "thinking": thought}
@@ -283,6 +284,15 @@ class MessagesFromChatStream(EventTranslator):
         self._state.add(delta)
         is_signed = any(each.get("signature") for each in details_of(delta))
         return written + (self._blocks.close_last("thinking") if is_signed else b"")
+
+    def _thought_of(self, delta: Json) -> str:
+        """The reasoning of a delta, also where its details alone hold the text, or a mark beside the content."""
+        if "extra_content" in delta and is_thought(delta):
+            return _text(delta)
+        if thought := reasoning(delta):
+            self._has_reasoning = True
+            return thought
+        return details_text(details_of(delta)) if "reasoning_details" in delta and not self._has_reasoning else ""
 
     def _seal_thought(self) -> list[Json]:
         """The end of a block of thinking: its signature holds the state that has come with it."""
@@ -329,10 +339,3 @@ class MessagesFromChatStream(EventTranslator):
 
 
 _MEMBERS = frozenset(MEMBERS)
-
-
-def _thought_of(delta: Json) -> str:
-    """The reasoning of a delta, also where its details alone hold the text, or a mark beside the content."""
-    if "extra_content" in delta and is_thought(delta):
-        return _text(delta)
-    return reasoning(delta) or (details_text(details_of(delta)) if delta.get("reasoning_details") else "")

@@ -93,6 +93,7 @@ class ResponseBuilder:
         self._ids = CallIds(body, context)
         self._namespaces = Namespaces(body)
         self._state = ChatState()  # not sealed yet
+        self._has_reasoning = False  # the text of details is that of the reasoning
         self.response: Json = {}  # once begun
         self.ended = False
         self.events: list[bytes] = []
@@ -172,7 +173,8 @@ class ResponseBuilder:
         if self._maker:
             self._state.add(delta)
         thought = reasoning or delta.get("reasoning") or delta.get("reasoning_content")
-        self._add_text(self._reasoning, thought or details_text(details_of(delta)))
+        self._has_reasoning = self._has_reasoning or bool(thought)
+        self._add_text(self._reasoning, thought if self._has_reasoning else details_text(details_of(delta)))
         self._add_text(_TEXT, text, logprobs)
         for annotation in as_objects(delta.get("annotations")):
             self._annotate(annotation)

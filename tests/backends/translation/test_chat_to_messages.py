@@ -251,13 +251,19 @@ def reply(*content: Json, **members: Any) -> Json:
         ("model_context_window_exceeded", "length"),
         ("tool_use", "tool_calls"),
         ("refusal", "content_filter"),
-        ("a reason of the future", "stop"),
         (None, "stop"),
     ],
 )
 def test_finish_reasons(reason: str | None, finish: str) -> None:
     """All stop reasons of the Messages API (November 2026)."""
     assert reply(stop_reason=reason)["choices"][0]["finish_reason"] == finish
+
+
+@pytest.mark.parametrize("reason", ["a reason of the future", "error", "insufficient_system_resource", "abort"])
+def test_an_unknown_end_is_no_success(reason: str) -> None:
+    """Ends are never invented: such a reply is the server's failure, and the next endpoint is asked."""
+    with pytest.raises(ValueError, match="unknown end"):
+        reply(stop_reason=reason)
 
 
 def test_the_prompt_of_a_chat_includes_what_caches_hold() -> None:
