@@ -66,7 +66,7 @@ def new_turn(asked: Asked, ids: str, random: Random) -> Turn:
         calls = tuple(_call(random.choice(known), mark, ids, place, random) for place in range(number))
         text = f"Working on {mark}." if random.random() < 0.5 else ""
         return Turn(mark, text, thought, calls, "calls")
-    text = f"The answer {mark} is ready: größer, 東京, \"quoted\"."
+    text = f'The answer {mark} is ready: größer, 東京, "quoted".'
     if asked.schema is not None or asked.is_json:
         text = json.dumps(_value(asked.schema or {"type": "object"}, mark))
     return Turn(mark, text, thought, (), "length" if random.random() < 0.05 else "stop")
@@ -85,7 +85,7 @@ def new_id(style: str, name: str, place: int, random: Random) -> str:
     if style == "none":
         return ""
     if style == "functions.":
-        return f"functions.{name}:{place}"
+        return f"functions.{name}:{random.randrange(10**9)}{place}"
     return f"{style}{''.join(random.choice(_ALNUM) for _ in range(22))}"[:40]
 
 

@@ -74,7 +74,12 @@ def _details(target: Target, turn: Turn, ledger: Ledger) -> dict[str, Any]:
 
 
 def whole(target: Target, body: Body, turn: Turn, ledger: Ledger) -> bytes:
-    choice = {"index": 0, "message": message_of(target, turn, ledger), "finish_reason": _ENDS[turn.end], "logprobs": None}
+    choice = {
+        "index": 0,
+        "message": message_of(target, turn, ledger),
+        "finish_reason": _ENDS[turn.end],
+        "logprobs": None,
+    }
     reply = {**_head(target, turn), "object": "chat.completion", "choices": [choice], "usage": _USAGE}
     return json.dumps(reply).encode()
 

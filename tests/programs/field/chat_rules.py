@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -51,7 +52,9 @@ def _limits(target: Target, body: Body) -> Iterator[Violation]:
     if target.rule("n") == 1 and body.get("n") not in (None, 1):
         yield Violation("n above 1", "n", "'n' : number must be at most 1", None, is_meaning("n"))
     if body.get("stream_options") is not None and not body.get("stream"):
-        yield Violation("stream_options without stream", "stream_options", "'stream_options' is only allowed with stream")
+        yield Violation(
+            "stream_options without stream", "stream_options", "'stream_options' is only allowed with stream"
+        )
 
 
 def _switch(target: Target, body: Body) -> Iterator[Violation]:
@@ -78,13 +81,19 @@ def _tools(target: Target, body: Body, thinking: bool) -> Iterator[Violation]:
     for kind in sorted({str(kind) for kind in kinds} - {*known}):
         message = f"tools[{kinds.index(kind)}].type: unknown variant `{kind}`, expected `function`"
         yield Violation(f"tool of type {kind}", "tools[].type", message)
-    yield from shared.names(target, [t[t["type"]]["name"] for t in tools if t.get("type") in t], "tools[0].function.name")
+    yield from shared.names(
+        target, [t[t["type"]]["name"] for t in tools if t.get("type") in t], "tools[0].function.name"
+    )
     if len(tools) > (target.rule("most_tools") or 1 << 20):
-        yield Violation("number of tools", "tools", "array too long", "array_above_max_length", is_meaning("most_tools"))
+        yield Violation(
+            "number of tools", "tools", "array too long", "array_above_max_length", is_meaning("most_tools")
+        )
     for number, tool in enumerate(tools):
         function = tool.get("function") or {}
         at = f"tools[{number}].function.parameters"
-        yield from _once(verify_schema(target.rule("schema"), function.get("parameters"), at, strict=function.get("strict") is True))
+        yield from _once(
+            verify_schema(target.rule("schema"), function.get("parameters"), at, strict=function.get("strict") is True)
+        )
     yield from _tools_at(target, body, kinds)
     yield from _choice(target, body, choice, thinking)
     if target.rule("parallel") == "refused" and body.get("parallel_tool_calls") is not None:
@@ -111,7 +120,9 @@ def _choice(target: Target, body: Body, choice: Any, thinking: bool) -> Iterator
     if isinstance(choice, dict) and choice.get("type") in ("function", "custom"):
         named = choice[choice["type"]]["name"]
         if named not in [tool[tool["type"]]["name"] for tool in body["tools"] if tool.get("type") in tool]:
-            yield Violation("tool_choice of an absent tool", "tool_choice", f"Tool choice '{named}' not found in 'tools'.")
+            yield Violation(
+                "tool_choice of an absent tool", "tool_choice", f"Tool choice '{named}' not found in 'tools'."
+            )
     forced = isinstance(choice, dict) or choice in _FORCED_FORMS
     known = target.rule("choices")
     if known is not None and choice is not None and choice not in known:
@@ -174,7 +185,7 @@ def _order(target: Target, messages: Sequence[Mapping[str, Any]]) -> Iterator[Vi
         spoken = [each["role"] for each in messages if each["role"] in ("user", "assistant")]
         spoken = ["user" if r == "tool" else r for r in spoken]
         flat = [each["role"] for each in messages if each["role"] not in ("system", "developer")]
-        doubled = any(a == b and a in ("user", "assistant") for a, b in zip(flat, flat[1:], strict=False))
+        doubled = any(a == b and a in ("user", "assistant") for a, b in itertools.pairwise(flat))
         begins = bool(spoken) and spoken[0] == "assistant"
         middle = any(each["role"] in ("system", "developer") for each in messages[1:])
         if doubled or begins or middle:
@@ -226,7 +237,9 @@ def _parts(target: Target, parts: Sequence[Any], role: Any, at: int) -> Iterator
         if kind != "image_url":
             continue
         if role in ("tool", "system"):
-            yield Violation("image in a tool's result", path, "Image URLs are only allowed for messages with role 'user'")
+            yield Violation(
+                "image in a tool's result", path, "Image URLs are only allowed for messages with role 'user'"
+            )
         if target.rule("image_parts") == "refused":
             yield Violation("image", path, "image content is not supported", None, is_meaning("images"))
         image = part["image_url"]
@@ -254,7 +267,7 @@ def _calls(target: Target, messages: Sequence[Mapping[str, Any]]) -> Iterator[Vi
                 open_calls.remove(identity)
             continue
         if open_calls:
-            text = "An assistant message with 'tool_calls' must be followed by tool messages responding to each 'tool_call_id'."
+            text = "An assistant message with 'tool_calls' must be followed by tool messages for each."
             yield Violation("call without its result", f"messages[{at}]", text)
             open_calls = []
         for call in message.get("tool_calls") or ():

@@ -7,8 +7,14 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from tests.programs.field import chat_answers, chat_rules, messages_answers, messages_rules
-from tests.programs.field import responses_answers, responses_rules
+from tests.programs.field import (
+    chat_answers,
+    chat_rules,
+    messages_answers,
+    messages_rules,
+    responses_answers,
+    responses_rules,
+)
 from tests.programs.field.answers import Asked, Offered, Turn, new_turn
 from tests.programs.field.rules import Target, Violation
 from tests.programs.field.shared_rules import Body
@@ -24,7 +30,7 @@ _WRITERS = {"chat": chat_answers, "messages": messages_answers, "responses": res
 
 @dataclass
 class Fake:
-    """A model at an API, in one conversation. `violations` of a request do not end it: the next rule would stay unseen."""
+    """A model at an API, in one conversation. Violations do not end it: later rules would stay unseen."""
 
     target: Target
     random: Random
@@ -46,8 +52,10 @@ class Fake:
     def write(self, dialect: str, body: Body, turn: Turn, *, stream: bool) -> bytes:
         """The answer; notes its state in the ledger."""
         writer = _WRITERS[dialect]
-        return writer.streamed(self.target, body, turn, self.ledger) if stream else writer.whole(
-            self.target, body, turn, self.ledger
+        return (
+            writer.streamed(self.target, body, turn, self.ledger)
+            if stream
+            else writer.whole(self.target, body, turn, self.ledger)
         )
 
 
@@ -59,8 +67,14 @@ def asked_by(target: Target, dialect: str, body: Body) -> Asked:
         schema = (shape.get("json_schema") or {}).get("schema")
         tools = tuple(_chat_tool(tool) for tool in body.get("tools") or ())
         forced = _named(choice, ("required", "any"))
-        return Asked(_unless(choice == "none", tools), forced, body.get("parallel_tool_calls") is not False, schema,
-                     shape.get("type") == "json_object", thinking)
+        return Asked(
+            _unless(choice == "none", tools),
+            forced,
+            body.get("parallel_tool_calls") is not False,
+            schema,
+            shape.get("type") == "json_object",
+            thinking,
+        )
     if dialect == "messages":
         schema = ((body.get("output_config") or {}).get("format") or {}).get("schema")
         own = [tool for tool in body.get("tools") or () if tool.get("type", "custom") == "custom"]
@@ -72,8 +86,14 @@ def asked_by(target: Target, dialect: str, body: Body) -> Asked:
     shape = (body.get("text") or {}).get("format") or {}
     tools = tuple(_responses_tools(body.get("tools") or ()))
     forced = _named(choice, ("required",))
-    return Asked(_unless(choice == "none", tools), forced, body.get("parallel_tool_calls") is not False,
-                 shape.get("schema"), shape.get("type") == "json_object", thinking)
+    return Asked(
+        _unless(choice == "none", tools),
+        forced,
+        body.get("parallel_tool_calls") is not False,
+        shape.get("schema"),
+        shape.get("type") == "json_object",
+        thinking,
+    )
 
 
 def _unless(is_none: bool, tools: tuple[Offered, ...]) -> tuple[Offered, ...]:

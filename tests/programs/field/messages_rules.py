@@ -61,31 +61,41 @@ def _thinking(target: Target, body: Body, thinking: bool) -> Iterator[Violation]
     elif kind == "enabled":
         budget = given.get("budget_tokens")
         if type(budget) is not int or budget < target.rule("least_budget"):
-            yield Violation("budget of thinking", "thinking.budget_tokens", "Input should be greater than or equal to 1024")
+            yield Violation(
+                "budget of thinking", "thinking.budget_tokens", "Input should be greater than or equal to 1024"
+            )
         elif budget >= body.get("max_tokens", 0):
-            yield Violation("budget above max_tokens", "thinking", "`max_tokens` must be greater than `thinking.budget_tokens`")
+            yield Violation(
+                "budget above max_tokens", "thinking", "`max_tokens` must be greater than `thinking.budget_tokens`"
+            )
     if effort is not None and not target.rule("efforts", "messages"):
         yield Violation("member of effort", "output_config.effort", "This model does not support the effort parameter.")
     else:
         yield from shared.efforts(target, "messages", effort, "output_config.effort")
     if kind == "disabled" and target.rule("off_efforts") and effort not in (None, *target.rule("off_efforts")):
-        message = f"output_config.effort '{effort}' is not supported when thinking is disabled on this model. Use effort 'high' or below."
+        message = f"output_config.effort '{effort}' is not supported when thinking is disabled on this model."
         yield Violation("effort beside disabled thinking", "output_config.effort", message)
     if thinking and target.rule("sampling") == "one":
         for name, least in (("temperature", 1), ("top_p", 0.95), ("top_k", None)):
             value = body.get(name)
             if value is not None and (least is None or value < least):
-                yield Violation(f"{name} while thinking", name, f"`{name}` may only be set to 1 when thinking is enabled.")
+                yield Violation(
+                    f"{name} while thinking", name, f"`{name}` may only be set to 1 when thinking is enabled."
+                )
 
 
 def _tools(target: Target, body: Body, thinking: bool) -> Iterator[Violation]:
     tools, choice = body.get("tools") or [], body.get("tool_choice")
     if choice is not None and not tools and choice.get("type") != "none":
-        yield Violation("tool_choice without tools", "tool_choice", "tool_choice may only be specified while providing tools.")
+        yield Violation(
+            "tool_choice without tools", "tool_choice", "tool_choice may only be specified while providing tools."
+        )
     yield from shared.names(target, [t["name"] for t in tools if "name" in t], "tools.0.custom.name")
     for number, tool in enumerate(tools):
         if tool.get("type", "custom") == "custom":
-            yield from _once(verify_schema("anthropic", tool.get("input_schema"), f"tools.{number}.custom.input_schema"))
+            yield from _once(
+                verify_schema("anthropic", tool.get("input_schema"), f"tools.{number}.custom.input_schema")
+            )
             known = {"type", "name", "description", "input_schema", "strict", "cache_control", "defer_loading"}
             known |= {"eager_input_streaming", "allowed_callers", "input_examples"}
             for name in sorted(tool.keys() - known):
@@ -117,10 +127,14 @@ def _prefill(target: Target, body: Body) -> Iterator[Violation]:
     last = body["messages"][-1] if body["messages"] else {}
     if last.get("role") == "assistant":
         if target.rule("prefill") == "refused":
-            message = "This model does not support assistant message prefill. The conversation must end with a user message."
+            message = (
+                "This model does not support assistant message prefill. The conversation must end with a user message."
+            )
             yield Violation("prefill", "messages", message)
         elif isinstance(last.get("content"), str) and last["content"].rstrip() != last["content"]:
-            yield Violation("trailing white space", "messages", "final assistant content cannot end with trailing whitespace")
+            yield Violation(
+                "trailing white space", "messages", "final assistant content cannot end with trailing whitespace"
+            )
 
 
 # --------------------------------------------------------------------------- messages
@@ -132,13 +146,21 @@ def _messages(target: Target, messages: Sequence[Mapping[str, Any]]) -> Iterator
         if role == "system" and at and target.rule("middle_system") is not False:
             role = "user"
         if role not in ("user", "assistant"):
-            yield Violation(f"role {role}", f"messages.{at}.role", f'Unexpected role "{role}". Allowed roles are "user" or "assistant".')
+            yield Violation(
+                f"role {role}",
+                f"messages.{at}.role",
+                f'Unexpected role "{role}". Allowed roles are "user" or "assistant".',
+            )
         for name in sorted(message.keys() - {"role", "content"}):
-            yield Violation(f"messages.{name}", f"messages.{at}.{name}", f"messages.{at}.{name}: Extra inputs are not permitted")
+            yield Violation(
+                f"messages.{name}", f"messages.{at}.{name}", f"messages.{at}.{name}: Extra inputs are not permitted"
+            )
         if not message.get("content"):
-            yield Violation("empty content", f"messages.{at}", f"messages.{at}: all messages must have non-empty content")
+            yield Violation(
+                "empty content", f"messages.{at}", f"messages.{at}: all messages must have non-empty content"
+            )
     if messages and messages[0].get("role") != "user":
-        yield Violation("first message", "messages.0", "messages: first message must use the \"user\" role")
+        yield Violation("first message", "messages.0", 'messages: first message must use the "user" role')
 
 
 def _listed(content: Any) -> list[Mapping[str, Any]]:
@@ -157,17 +179,27 @@ def _blocks(target: Target, body: Body) -> Iterator[Violation]:
                 for inner, nested in enumerate(block["content"]):
                     yield from _block(target, nested, f"{path}.{number}.tool_result.content.{inner}")
     if marks > (target.rule("cache_controls") or 1 << 20):
-        yield Violation("number of cache marks", "cache_control", f"A maximum of 4 blocks with cache_control may be provided. Found {marks}.")
+        yield Violation(
+            "number of cache marks",
+            "cache_control",
+            f"A maximum of 4 blocks with cache_control may be provided. Found {marks}.",
+        )
 
 
 def _block(target: Target, block: Mapping[str, Any], at: str) -> Iterator[Violation]:
     kind = str(block.get("type"))
     known = _BLOCKS.get(kind)
     if known is None:
-        yield Violation(f"block {kind}", at, f"{at}: Input tag '{kind}' found using 'type' does not match any of the expected tags")
+        yield Violation(
+            f"block {kind}", at, f"{at}: Input tag '{kind}' found using 'type' does not match any of the expected tags"
+        )
         return
     for name in sorted(block.keys() - known - {"type", "cache_control"}):
-        yield Violation(f"messages.content.{kind}.{name}", f"{at}.{kind}.{name}", f"{at}.{kind}.{name}: Extra inputs are not permitted")
+        yield Violation(
+            f"messages.content.{kind}.{name}",
+            f"{at}.{kind}.{name}",
+            f"{at}.{kind}.{name}: Extra inputs are not permitted",
+        )
     if kind == "text" and not str(block.get("text") or "").strip():
         yield Violation("empty text block", at, f"{at}: text content blocks must be non-empty")
     if kind == "tool_use" and not isinstance(block.get("input"), dict):
@@ -175,7 +207,9 @@ def _block(target: Target, block: Mapping[str, Any], at: str) -> Iterator[Violat
     if kind == "image" and block["source"].get("type") == "base64":
         media = target.rule("media")
         if media and block["source"].get("media_type") not in media:
-            yield Violation("media type of an image", at, f"{at}.image.source.base64.media_type: Input should be {media}")
+            yield Violation(
+                "media type of an image", at, f"{at}.image.source.base64.media_type: Input should be {media}"
+            )
 
 
 # --------------------------------------------------------------------------- calls and results
@@ -189,7 +223,7 @@ def _pairs(target: Target, messages: Sequence[Mapping[str, Any]]) -> Iterator[Vi
         results = [b["tool_use_id"] for b in blocks if b.get("type") == "tool_result"]
         lost = [identity for identity in waiting if identity not in results]
         if lost:
-            text = f"messages.{at - 1}: `tool_use` ids were found without `tool_result` blocks immediately after: {lost[0]}."
+            text = f"messages.{at - 1}: `tool_use` ids without `tool_result` blocks immediately after: {lost[0]}."
             yield Violation("call without its result", f"messages.{at}", text)
         if [identity for identity in results if identity not in waiting]:
             text = f"messages.{at}.content.0: unexpected `tool_use_id` found in `tool_result` blocks"

@@ -44,7 +44,12 @@ def _call(turn: Turn, number: int) -> dict[str, Any]:
     call = turn.calls[number]
     kind, text, prefix = ("custom_tool_call", "input", "ctc") if call.custom else ("function_call", "arguments", "fc")
     found = {"type": kind, "id": f"{prefix}_{turn.mark}{number}", "call_id": call.id, "name": call.name}
-    return {**found, text: call.text, "status": "completed", **({"namespace": call.namespace} if call.namespace else {})}
+    return {
+        **found,
+        text: call.text,
+        "status": "completed",
+        **({"namespace": call.namespace} if call.namespace else {}),
+    }
 
 
 def response_of(target: Target, body: Body, turn: Turn, output: list[Any], status: str) -> dict[str, Any]:

@@ -60,13 +60,21 @@ def _tools(target: Target, body: Body) -> Iterator[Violation]:
             at = f"tools[{number}].parameters"
             yield from _once(verify_schema(target.rule("schema"), tool.get("parameters"), at, strict=strict))
             if "strict" not in tool and target.api in ("openai", "azure") and "function" in tool:
-                yield Violation("tool of another dialect", f"tools[{number}].name", f"Missing required parameter: 'tools[{number}].name'.")
+                yield Violation(
+                    "tool of another dialect",
+                    f"tools[{number}].name",
+                    f"Missing required parameter: 'tools[{number}].name'.",
+                )
     if not tools and body.get("tool_choice") not in (None, "auto", "none"):
-        yield Violation("tool_choice without tools", "tool_choice", "Tool choice 'required' must be specified with 'tools'.")
+        yield Violation(
+            "tool_choice without tools", "tool_choice", "Tool choice 'required' must be specified with 'tools'."
+        )
     choice = body.get("tool_choice")
-    if isinstance(choice, dict) and choice.get("type") in ("function", "custom"):
+    if isinstance(choice, dict) and choice.get("type") in ("function", "custom"):  # noqa: SIM102
         if choice.get("name") not in [tool.get("name") for tool in functions]:
-            yield Violation("tool_choice of an absent tool", "tool_choice", "Tool choice not found in 'tools' parameter.")
+            yield Violation(
+                "tool_choice of an absent tool", "tool_choice", "Tool choice not found in 'tools' parameter."
+            )
     if target.rule("parallel") == "refused" and body.get("parallel_tool_calls") is not None:
         message = "Unsupported parameter: 'parallel_tool_calls' is not supported with this model."
         yield Violation("member parallel_tool_calls", "parallel_tool_calls", message, "unsupported_parameter")
@@ -131,7 +139,9 @@ def _pairs(target: Target, items: Sequence[Mapping[str, Any]]) -> Iterator[Viola
     for identity in calls.keys() - outputs.keys():
         yield Violation("call without its result", "input", f"No tool output found for function call {identity}.")
     for identity in outputs.keys() - calls.keys():
-        yield Violation("result without its call", "input", f"No tool call found for function call output with call_id {identity}.")
+        yield Violation(
+            "result without its call", "input", f"No tool call found for function call output with call_id {identity}."
+        )
     for identity in calls.keys() & outputs.keys():
         if _CALLS[calls[identity]["type"]] != outputs[identity]["type"]:
             yield Violation("result of another type", "input", "No tool call found for custom tool call output")

@@ -37,7 +37,7 @@ def _of_root(rules: Mapping[str, Any], schema: Mapping[str, Any], at: str) -> It
 
 def _of_part(rules: Mapping[str, Any], part: Mapping[str, Any], at: str, answer: bool) -> Iterator[Violation]:
     for name in sorted(part.keys() & set(rules.get("refuses", ()))):
-        yield Violation(f"schema: {name}", at, f'Unknown name "{name}" at \'{at}\': Cannot find field.')
+        yield Violation(f"schema: {name}", at, f"Unknown name \"{name}\" at '{at}': Cannot find field.")
     if rules.get("type_lists") == "refused" and isinstance(part.get("type"), list):
         yield Violation("schema: type as a list", at, f"Proto field is not repeating, cannot start list at '{at}.type'")
     if rules.get("typed") and ".properties." in at and at.rpartition(".")[0].endswith("properties"):
@@ -54,7 +54,9 @@ def _of_part(rules: Mapping[str, Any], part: Mapping[str, Any], at: str, answer:
 
 def _of_structured_part(rules: Mapping[str, Any], part: Mapping[str, Any], at: str) -> Iterator[Violation]:
     if part.get("type") == "object" and part.get("additionalProperties") is not False:
-        message = f"output_config.format.schema: For 'object' type, 'additionalProperties' must be explicitly set to false"
+        message = (
+            "output_config.format.schema: For 'object' type, 'additionalProperties' must be explicitly set to false"
+        )
         yield Violation("schema: open object", at, message)
     for name in sorted(part.keys() & set(rules["keep_out"])):
         message = f"output_config.format.schema: For '{part.get('type')}' type, property '{name}' is not supported"

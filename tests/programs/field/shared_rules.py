@@ -48,14 +48,18 @@ def sampling(target: Target, body: Body, thinking: bool) -> Iterator[Violation]:
     if rule == "none" or (rule == "when_off" and thinking):
         for name, value in given.items():
             if name == "top_k" or value != 1:
-                message = f"Unsupported value: '{name}' does not support {value} with this model. Only the default (1) value is supported."
+                message = f"Unsupported value: '{name}' does not support {value}. Only the default is supported."
                 yield Violation(f"member {name}", name, message, "unsupported_value")
         for name in ("logprobs", "top_logprobs"):
             if body.get(name):
                 message = f"Unsupported parameter: '{name}' is not supported with this model."
                 yield Violation(f"member {name}", name, message, "unsupported_parameter", is_meaning("logprobs"))
     if rule == "one" and {"temperature", "top_p"} <= given.keys():
-        yield Violation("temperature beside top_p", "top_p", "`temperature` and `top_p` cannot both be specified for this model. Please use only one.")
+        yield Violation(
+            "temperature beside top_p",
+            "top_p",
+            "`temperature` and `top_p` cannot both be specified for this model. Please use only one.",
+        )
     low, high = target.rule("temperature") or (None, None)
     if low is not None and "temperature" in given and not low <= given["temperature"] <= high:
         message = f"temperature: Input should be less than or equal to {high}"
@@ -77,7 +81,9 @@ def efforts(target: Target, dialect: str, effort: Any, at: str) -> Iterator[Viol
         yield Violation("member of effort", at, message, "unsupported_parameter")
     elif known is not None and effort not in known:
         values = ", ".join(f"'{value}'" for value in known)
-        message = f"Unsupported value: '{at}' does not support '{effort}' with this model. Supported values are: {values}."
+        message = (
+            f"Unsupported value: '{at}' does not support '{effort}' with this model. Supported values are: {values}."
+        )
         yield Violation(f"effort {effort}", at, message, "unsupported_value")
 
 
@@ -119,7 +125,9 @@ def names(target: Target, given: Iterable[Any], at: str) -> Iterator[Violation]:
     if wrong:
         wanted = target.rule("tool_name")
         length = len(str(wrong[0])) > 64 and pattern(wanted).fullmatch(str(wrong[0])[:64])
-        message = f"Invalid '{at}': string does not match pattern. Expected a string that matches the pattern '^{wanted}$'."
+        message = (
+            f"Invalid '{at}': string does not match pattern. Expected a string that matches the pattern '^{wanted}$'."
+        )
         yield Violation(f"{'length' if length else 'alphabet'} of a tool's name", at, message, "invalid_value")
     listed = list(given)
     if len({*map(str, listed)}) < len(listed):

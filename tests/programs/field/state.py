@@ -67,7 +67,9 @@ def _messages(target: Target, body: Body) -> Iterator[Violation]:
             path = f"messages.{at}.content.{number}"
             if block.get("type") == "redacted_thinking":
                 if not is_sealed(target, block.get("data"), target.model):
-                    yield Violation("foreign redacted_thinking", path, f"{path}: Invalid `data` in `redacted_thinking` block")
+                    yield Violation(
+                        "foreign redacted_thinking", path, f"{path}: Invalid `data` in `redacted_thinking` block"
+                    )
             elif block.get("type") == "thinking":
                 yield from _thinking(target, body, block, at, path)
 
@@ -77,7 +79,7 @@ def _thinking(target: Target, body: Body, block: Mapping[str, Any], at: int, pat
     if is_sealed(target, given, target.model, thought, prefix(target, body, at)):
         return
     kind = "foreign signature"
-    if target.rule("bound") and str(given).startswith("Ev") and f"I consider {MARK.search(str(given))}" is not None:
+    if target.rule("bound") and str(given).startswith("Ev"):
         found = MARK.search(str(given))
         kind = "signature: prefix altered" if found and found[0] in _own.get(target.name, ()) else kind
     yield Violation(kind, path, f"{path}: Invalid `signature` in `thinking` block")
@@ -115,7 +117,9 @@ def _signatures(target: Target, calls: Sequence[Mapping[str, Any]], at: int, is_
                 text = "Function call is missing a thought_signature in functionCall parts."
                 yield Violation("thought_signature missing", f"messages[{at}].tool_calls[0]", text)
         elif given != PLACEHOLDER and not is_sealed(target, given):
-            yield Violation("foreign thought_signature", f"messages[{at}].tool_calls[{number}]", "Thought signature is not valid.")
+            yield Violation(
+                "foreign thought_signature", f"messages[{at}].tool_calls[{number}]", "Thought signature is not valid."
+            )
 
 
 def _details(target: Target, message: Mapping[str, Any], at: int, is_latest: bool) -> Iterator[Violation]:
@@ -141,8 +145,10 @@ def _responses(target: Target, items: Sequence[Mapping[str, Any]]) -> Iterator[V
     for at, item in enumerate(items):
         given = item.get("encrypted_content")
         if item.get("type") == "reasoning" and given and target.rule("encrypted") and not is_sealed(target, given):
-            text = f"The encrypted content for item {item.get('id')} could not be verified. Reason: Encrypted content could not be decrypted or parsed."
-            yield Violation("foreign encrypted_content", f"input[{at}].encrypted_content", text, "invalid_encrypted_content")
+            text = f"The encrypted content for item {item.get('id')} could not be verified."
+            yield Violation(
+                "foreign encrypted_content", f"input[{at}].encrypted_content", text, "invalid_encrypted_content"
+            )
 
 
 def verify_state(target: Target, dialect: str, body: Body, thinking: bool) -> list[Violation]:
@@ -171,7 +177,11 @@ class Ledger:
         """Marks of turns in the history whose state is not."""
         turns = _turns_of(dialect, body)
         text = json.dumps(body.get("input") if dialect == "responses" else body.get("messages"), ensure_ascii=False)
-        return [mark for mark in turns if mark in self.made and json.dumps(self.made[mark], ensure_ascii=False)[1:-1] not in text]
+        return [
+            mark
+            for mark in turns
+            if mark in self.made and json.dumps(self.made[mark], ensure_ascii=False)[1:-1] not in text
+        ]
 
 
 def _turns_of(dialect: str, body: Body) -> list[str]:
