@@ -13,6 +13,7 @@ from aiohttp import web
 
 from gateway.admin.admin_server import AdminServer
 from gateway.config.models import Config
+from gateway.config.part_keys import config_of
 from gateway.core.part import Part
 from gateway.parts.answers.answer_cache import AnswerCache
 from gateway.parts.caller_keys.caller_keys import CallerKeys
@@ -70,6 +71,8 @@ PARTS: tuple[Callable[[Core], Part], ...] = (  # in the order of their starts, a
     LearnedPart,  # restores what belongs to the endpoints found
     PickerPart,
 )
+
+CONFIG = config_of(PARTS)  # to load a file with the keys of all parts
 
 
 class Gateway:

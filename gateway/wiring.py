@@ -22,6 +22,7 @@ from gateway.observe.metrics.request_metrics import RequestMetrics, budgets
 from gateway.observe.metrics.scrape_collectors import EndpointCollector, GatewayCollector, Registry
 from gateway.observe.metrics.series import histogram
 from gateway.observe.prefix_doctor import PrefixDoctor
+from gateway.observe.record_columns import RECORD
 from gateway.observe.recorder import Recorder
 from gateway.proxy import Proxy
 from gateway.request_reader import RequestReader
@@ -135,6 +136,7 @@ class Core:
         self._parts = parts
         self.proxy.attach(parts)
         for part in parts:
+            RECORD.add(part.columns)
             for collector in part.collectors:
                 self.registry.register(collector)
             self.recorder.batch_sinks += part.readers

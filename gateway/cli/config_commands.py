@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from gateway.admission.key_store import MAX_KEYS, StoredKeys, StoreFull
 from gateway.admission.new_keys import SETTINGS, InvalidKey, in_file, is_hidden, new_key, operator_store
+from gateway.app import CONFIG
 from gateway.cli.tables import aligned
 from gateway.cluster.redis_client import Unavailable
 from gateway.config import schema as schemas
@@ -59,7 +60,11 @@ def check(args: argparse.Namespace) -> int:
 
 def _read(args: argparse.Namespace) -> tuple[Config | None, Sequence[str]]:
     """The configuration, and keys whose variables are not set."""
-    return load_without_secrets(args.files, os.environ) if args.no_secrets else (load(args.files, os.environ), ())
+    return (
+        load_without_secrets(args.files, os.environ, CONFIG)
+        if args.no_secrets
+        else (load(args.files, os.environ, CONFIG), ())
+    )
 
 
 def report(config: Config) -> str:
@@ -93,7 +98,7 @@ def _tier(tier: Tier) -> str:
 
 
 def schema(args: argparse.Namespace) -> int:
-    print(json.dumps(schemas.schema(), indent=2))
+    print(json.dumps(schemas.schema(CONFIG), indent=2))
     return 0
 
 
@@ -102,7 +107,7 @@ def schema(args: argparse.Namespace) -> int:
 
 def keys(args: argparse.Namespace) -> int:
     """Raises ConfigError for every mistake of the operator."""
-    config = load(args.files, os.environ)
+    config = load(args.files, os.environ, CONFIG)
     if config.state.keys == "config":
         text = "a gateway would look there in its file alone: write state: {dir: ..., keys: dir}, or redis"
         raise ConfigError([f"state.keys is 'config'; {text}"])

@@ -21,6 +21,7 @@ from gateway.admin.admin_views import named_view
 from gateway.admission.auth import ANYONE
 from gateway.api import inference_request as ingress
 from gateway.api.api_error import ApiError
+from gateway.app import CONFIG
 from gateway.cli.gateway_client import ask_admin, authorization, key_in
 from gateway.cli.tables import aligned, shortened, wrapped
 from gateway.config.config_errors import ConfigError, file_errors
@@ -49,7 +50,7 @@ def explain(args: argparse.Namespace) -> int:
         if args.admin:
             reply = _asked(args.admin, operation, encode(body), args.key_env)
         else:
-            reply = asyncio.run(_decided(load(files, os.environ), operation, encode(body)))
+            reply = asyncio.run(_decided(load(files, os.environ, CONFIG), operation, encode(body)))
     except ApiError as refusal:
         raise ConfigError([f"{path}: {refusal.message}"]) from None
     except EncoderError as error:

@@ -293,13 +293,14 @@ def serve(args: argparse.Namespace) -> int:
 
         return serve_found(args)
     from gateway import serve as server
+    from gateway.app import CONFIG
     from gateway.config.loading import load
     from gateway.config.notes import notes
     from gateway.reload import ConfigSource
     from gateway.tokenize.tokenizers import EncoderError
 
     def read() -> Config:
-        config = load(args.files, os.environ)
+        config = load(args.files, os.environ, CONFIG)
         config = (config.with_picker() if args.picker else config).with_ports(args.port, args.admin_port)
         return config if args.workers is None else config.with_workers(args.workers)
 

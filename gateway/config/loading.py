@@ -38,34 +38,38 @@ PLACEHOLDERS = ("https://unset.invalid", "redis://unset.invalid", "0" * 64, "127
 _ABSENT = object()
 
 
-def load(paths: Sequence[Path], environ: Mapping[str, str]) -> Config:
-    """Files in order, each merged over the previous ones; without files, the environment."""
-    return validated(reduce(merge, _documents(paths, environ)) if paths else _from_environment(environ))
+def load(paths: Sequence[Path], environ: Mapping[str, str], kind: type[Config] = Config) -> Config:
+    """Files in order, each merged over the previous ones; without files, the environment. `kind`: with the keys of
+    parts."""
+    document = reduce(merge, _documents(paths, environ)) if paths else _from_environment(environ)
+    return validated(document, kind)
 
 
-def validated(document: Document) -> Config:
+def validated(document: Document, kind: type[Config] = Config) -> Config:
     """Raises ConfigError. `x-...` sections belong to the operator and are ignored."""
-    config, found = _checked(document)
+    config, found = _checked(document, kind)
     if config is None or document.problems or found:
         raise _error(found, document)
     return config
 
 
-def load_without_secrets(paths: Sequence[Path], environ: Mapping[str, str]) -> tuple[Config | None, list[str]]:
+def load_without_secrets(
+    paths: Sequence[Path], environ: Mapping[str, str], kind: type[Config] = Config
+) -> tuple[Config | None, list[str]]:
     """The configuration with a placeholder for each variable that is not set, and the keys of these; None where no
     placeholder fits. Raises ConfigError for every problem besides."""
     document = reduce(merge, _documents(paths, environ, any_variable=True))
-    config, found = _checked(document)
+    config, found = _checked(document, kind)
     if document.problems or found:
         raise _error(found, document)
     return config, sorted(map(dotted, document.unset))
 
 
-def _checked(document: Document) -> tuple[Config | None, list[Problem]]:
+def _checked(document: Document, kind: type[Config]) -> tuple[Config | None, list[Problem]]:
     """The configuration, if every section is valid, and the problems of values that are known. For a variable that is
     not set there are several placeholders, so that its key hides no problem of another."""
     for placeholder in PLACEHOLDERS:
-        config, found = _validated(document)
+        config, found = _validated(document, kind)
         known = [problem for problem in found if not document.is_unknown(problem.path)]
         wrong = [path for path in document.unset if any(each.path[: len(path)] == path for each in found)]
         if config is not None or known or not wrong:
@@ -75,13 +79,13 @@ def _checked(document: Document) -> tuple[Config | None, list[Problem]]:
     return config, known
 
 
-def _validated(document: Document) -> tuple[Config | None, list[Problem]]:
+def _validated(document: Document, kind: type[Config]) -> tuple[Config | None, list[Problem]]:
     """The configuration, if every section is valid, and all problems of its values."""
     try:
-        config = Config.model_validate({k: value for k, value in document.data.items() if not k.startswith("x-")})
+        config = kind.model_validate({k: value for k, value in document.data.items() if not k.startswith("x-")})
     except ValidationError as error:
         raised = [each for each in error.errors() if not (document.lost and each["type"] == "missing")]
-        return None, messages(raised, document)
+        return None, messages(raised, document, kind)
     return config, [] if document.lost else problems(config)
 
 

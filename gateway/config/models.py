@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field, ValidationInfo, field_validator
 
@@ -199,6 +199,7 @@ class PickSection(Section):
 class Config(Section):
     """firsttoken: pools are the available models, routes the model names and budgets offered to callers."""
 
+    route: ClassVar[type[Route]] = Route  # with the keys of parts
     server: ServerSection = ServerSection()
     pools: Mapping[fields.PoolName, PoolSection] = {}
     """By name: interchangeable endpoints that serve one model."""
@@ -332,7 +333,7 @@ class Config(Section):
         if self.passthrough is None:
             return None
         raw = {"tiers": [self.passthrough]}
-        return Route.model_validate(_completed(PASSTHROUGH, raw, self.defaults.max_attempts))
+        return self.route.model_validate(_completed(PASSTHROUGH, raw, self.defaults.max_attempts))
 
     @cached_property
     def named_routes(self) -> Mapping[str, Route]:
@@ -342,7 +343,7 @@ class Config(Section):
             for name in () if section.adapters is None else section.adapters.names:
                 holders.setdefault(name, []).append({"pool": pool, "adapter": name})
         added = {
-            name: Route.model_validate(_completed(name, {"tiers": tiers}, self.defaults.max_attempts))
+            name: self.route.model_validate(_completed(name, {"tiers": tiers}, self.defaults.max_attempts))
             for name, tiers in holders.items()
             if name not in self.routes
         }
@@ -353,7 +354,7 @@ class Config(Section):
         """Route of the models that callers ask a pool for, by pool: one for all, so that callers create no metric
         labels."""
         return {
-            pool: Route.model_validate(_completed(f"{pool}/*", {"tiers": [pool]}, self.defaults.max_attempts))
+            pool: self.route.model_validate(_completed(f"{pool}/*", {"tiers": [pool]}, self.defaults.max_attempts))
             for pool, section in self.pools.items()
             if section.models
         }

@@ -90,9 +90,9 @@ class _AsWritten(GenerateJsonSchema):
 
 
 @cache
-def schema() -> dict[str, Any]:
+def schema(kind: type[Config] = Config) -> dict[str, Any]:
     """JSON Schema, draft 2020-12. Cached: callers must not change the result."""
-    generated = Config.model_json_schema(schema_generator=_AsWritten)
+    generated = kind.model_json_schema(schema_generator=_AsWritten)
     models = generated["$defs"]
     models["Route"]["properties"].pop("name")
     models["EndpointSection"].pop("required")  # a url, or kubernetes
@@ -113,21 +113,21 @@ def keys_at(document: dict[str, Any], path: Path) -> list[str]:
 
 
 @cache
-def places() -> dict[str, list[str]]:
+def places(kind: type[Config] = Config) -> dict[str, list[str]]:
     """Sections that have a key, by the name of the key."""
     found: dict[str, list[str]] = {}
-    _collect(schema(), "", found)
+    _collect(schema(kind), schema(kind), "", found)
     return found
 
 
-def _collect(node: Any, path: str, found: dict[str, list[str]]) -> None:
-    for option in _alternatives(node, schema()):
+def _collect(node: Any, document: dict[str, Any], path: str, found: dict[str, list[str]]) -> None:
+    for option in _alternatives(node, document):
         for key, inner in option.get("properties", {}).items():
             if path and path not in found.setdefault(key, []):
                 found[key].append(path)
-            _collect(inner, f"{path}.{key}" if path else key, found)
-        _collect(option.get("additionalProperties"), f"{path}.NAME", found)
-        _collect(option.get("items"), f"{path}[]", found)
+            _collect(inner, document, f"{path}.{key}" if path else key, found)
+        _collect(option.get("additionalProperties"), document, f"{path}.NAME", found)
+        _collect(option.get("items"), document, f"{path}[]", found)
 
 
 def words_at(document: dict[str, Any], path: Path) -> list[str]:
@@ -177,16 +177,23 @@ def _alternatives(node: Any, document: dict[str, Any]) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class _Fault:
-    """A pydantic error with a path in the file. `union`: path of the union with the failed branch, if any."""
+    """A pydantic error with a path in the file. `union`: path of the union with the failed branch, if any. `kind`: the
+    configuration with the keys that are known."""
 
     error: ErrorDetails
     path: Path
     union: Path | None
+    kind: type[Config]
+
+    @property
+    def siblings(self) -> list[str]:
+        """Keys that are known beside the one at `path`."""
+        return keys_at(schema(self.kind), self.path[:-1])
 
 
-def messages(errors: Sequence[ErrorDetails], document: Document) -> list[Problem]:
+def messages(errors: Sequence[ErrorDetails], document: Document, kind: type[Config] = Config) -> list[Problem]:
     """The problems of `document`, without duplicates. The faults of a union's branches follow all others."""
-    faults = [_located(error, document.data) for error in errors]
+    faults = [_located(error, document.data, kind) for error in errors]
     # pydantic also reports a list with invalid items as too short
     faults = [fault for fault in faults if fault.error["type"] != "too_short" or not _at(document.data, fault.path)]
     found = [_problem(fault, document) for fault in faults if fault.union is None]
@@ -195,7 +202,7 @@ def messages(errors: Sequence[ErrorDetails], document: Document) -> list[Problem
     return list(dict.fromkeys(found))
 
 
-def _located(error: ErrorDetails, data: Any) -> _Fault:
+def _located(error: ErrorDetails, data: Any, kind: type[Config]) -> _Fault:
     """Removes the parts of the location that pydantic adds: the name of a union branch, `[key]`."""
     path: Path = ()
     union: Path | None = None
@@ -206,7 +213,7 @@ def _located(error: ErrorDetails, data: Any) -> _Fault:
             path, data = (*path, part), data[part]
         elif error["type"] != "missing" or i < len(error["loc"]) - 1:
             union = path if union is None and part != "[key]" else union
-    return _Fault(error, path, union)
+    return _Fault(error, path, union, kind)
 
 
 def _branches(union: Path, faults: list[_Fault], document: Document) -> list[Problem]:
@@ -222,7 +229,7 @@ def _branches(union: Path, faults: list[_Fault], document: Document) -> list[Pro
 def _problem(fault: _Fault, document: Document) -> Problem:
     """Values from the environment are replaced by `${NAME}`. Of a key that holds a value too, the key is shown."""
     unknown = fault.path[-1] if fault.error["type"] == "extra_forbidden" else ""
-    if key := joined_value(str(unknown), keys_at(schema(), fault.path[:-1])):
+    if key := joined_value(str(unknown), fault.siblings):
         return Problem((*fault.path[:-1], key), "a colon and a blank belong between the key and its value")
     text = _text(fault, document)
     for path, written in document.raw.items():
@@ -238,7 +245,7 @@ def _text(fault: _Fault, document: Document) -> str:
     if kind == "missing":
         return f"'{error['loc'][-1]}' is missing"
     if kind == "extra_forbidden":
-        return f"unknown key{unknown_key(fault.path, keys_at(schema(), fault.path[:-1]), places())}"
+        return f"unknown key{unknown_key(fault.path, fault.siblings, places(fault.kind))}"
     if kind == "too_short":
         return "is empty; at least one is required"
     if kind == "value_error":
@@ -266,11 +273,11 @@ def _expected(fault: _Fault) -> str:
     kind, context = fault.error["type"], fault.error.get("ctx", {})
     if kind == "literal_error":
         return str(context["expected"]).replace("'", "")
-    keys = keys_at(schema(), fault.path)
+    keys = keys_at(schema(fault.kind), fault.path)
     if _EXPECTED[kind] != "a mapping" or not keys:
         return _EXPECTED[kind]
     bare = BARE.get(context.get("class_name", ""))
-    words = [] if fault.union else words_at(schema(), fault.path)  # branches of a union are listed separately
+    words = [] if fault.union else words_at(schema(fault.kind), fault.path)  # branches of a union are listed separately
     return " or ".join([*([bare["description"]] if bare else []), f"{{{', '.join(keys)}}}", *words])
 
 

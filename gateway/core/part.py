@@ -11,13 +11,16 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 from prometheus_client.registry import Collector
 
 from gateway.config.models import Config
 from gateway.core.hooks import Hooked
+from gateway.observe.columns import Column
 from gateway.observe.record import Record
 from gateway.runtime import Runtime
+from policies.routes.route import Strict
 
 RecordReader = Callable[[Record], None]
 
@@ -29,6 +32,14 @@ class Part(Hooked):
     the last byte of an answer; they never wait.
     """
 
+    # Keys of the configuration that the part adds, each with a default: of every route, of every pool, and of a section
+    # by the name `section`. `gateway.config.part_keys.keys_of` reads them.
+    RouteKeys: ClassVar[type[Strict] | None] = None
+    PoolKeys: ClassVar[type[Strict] | None] = None
+    Section: ClassVar[type[Strict] | None] = None
+    section: ClassVar[str] = ""
+
+    columns: ClassVar[Sequence[Column[Record]]] = ()  # of the Record, most often of a `Note` that the part puts there
     collectors: Sequence[Collector] = ()
     readers: Sequence[RecordReader] = ()
 

@@ -37,7 +37,12 @@ class Columns(Generic[Ended]):
     """All columns of a value, in order of their JSON. No two have one name."""
 
     def __init__(self, columns: Iterable[Column[Ended]]) -> None:
-        self.all = tuple(columns)
+        self.all: tuple[Column[Ended], ...] = ()
+        self.add(columns)
+
+    def add(self, columns: Iterable[Column[Ended]]) -> None:
+        """Append those of a part, before the first value has ended. Known ones are there once."""
+        self.all = tuple(dict.fromkeys((*self.all, *columns)))
         names = [each.name for each in self.all]
         assert len(names) == len({*names}), f"two columns have one name: {sorted(names)}"
         self.shape: Shape = [(each.name, each.members, each.many) for each in self.all]

@@ -16,7 +16,6 @@ from gateway.observe.record import Record
 from gateway.observe.record_columns import RECORD
 
 _encode = msgspec.msgpack.Encoder().encode
-NAMES_JSON = json.dumps(RECORD.shape)  # of the values that this release packs
 UNPACKABLE = (UnicodeEncodeError, OverflowError)  # a lone surrogate of a server's message, an integer above 64 bits
 UNREADABLE = (msgspec.DecodeError, ValueError, TypeError, KeyError)
 _JSON = b"["  # a row in JSON begins so; MessagePack has a number there
@@ -30,6 +29,11 @@ class Row(NamedTuple):
     request_id: str
     outcome: str
     values: bytes
+
+
+def names_json() -> str:
+    """Of the values of a row, with those of parts."""
+    return json.dumps(RECORD.shape)
 
 
 def packed(record: Record) -> Row:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from gateway.records.packed_record import NAMES_JSON, UNREADABLE, Row, unpacked
+from gateway.records.packed_record import UNREADABLE, Row, names_json, unpacked
 
 FORMAT = 2
 PATTERN = "records-*.sqlite"  # of a directory: one file for each worker
@@ -111,8 +111,9 @@ class RecordFile:
         if _value(db, "PRAGMA user_version") != FORMAT and _value(db, "PRAGMA page_count") > 1:
             raise UnknownFormat(f"{self.path} has another format")
         db.executescript(SCHEMA + SETTINGS + f"PRAGMA max_page_count={self._pages};")
-        db.execute("INSERT OR IGNORE INTO names (names) VALUES (?)", (NAMES_JSON,))
-        self._names = _value(db, "SELECT id FROM names WHERE names = ?", NAMES_JSON)
+        names = names_json()
+        db.execute("INSERT OR IGNORE INTO names (names) VALUES (?)", (names,))
+        self._names = _value(db, "SELECT id FROM names WHERE names = ?", names)
         return db
 
     def _is_in_place(self) -> bool:

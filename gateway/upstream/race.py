@@ -17,12 +17,12 @@ from typing import Any
 
 from backends.failures import CUT_OFF, LATE, NOT_ASSEMBLED, NOT_READ, OF_STREAMS, SILENT, STOPPED
 from backends.http.loop_aware_timer import LoopAwareTimer
-from backends.interface import Failure
+from backends.interface import Failure, FailureKind
 from gateway.observe.part_notes import SHORTCOMING
 from gateway.observe.record import RequestOutcome, Stage
 from gateway.refusals import refusal_of
 from gateway.upstream.answer import Answer, whole_reply
-from gateway.upstream.answer_hooks import NO_ANSWER_HOOKS, AnswerHooks, Recovery, Rest
+from gateway.upstream.answer_hooks import NO_ANSWER_HOOKS, AnswerHooks, Recovery, Remedy, Rest
 from gateway.upstream.attempt import BrokenOff, Milestone, WireAttempt, WireEvent, WireState
 from gateway.upstream.attempt_records import note_won, record_lost, record_winner
 from gateway.upstream.attempt_sinks import AnswerSink, AttemptSink, WholeAnswerSink
@@ -44,6 +44,7 @@ from policies.types import (
     RejectionKind,
 )
 
+MENDABLE = (400, 422)  # statuses of a refusal that may be of the form alone
 _ASLEEP = Health.ASLEEP  # a member is slow to look up in an enumeration
 
 
@@ -61,7 +62,7 @@ class Race(Wire):
             routed.unseen |= dispatcher.obstacles.concerned(routed.request, monotonic())
         self.attempts: dict[int, WireAttempt] = {}
         self.winner: WireAttempt | None = None
-        self._judges = hooks.judge
+        self._judges, self._mends = hooks.judge, hooks.mend
         self._recovery: Recovery | None = None
         for recover in hooks.recover:
             self._recovery = self._recovery or recover(routed)
@@ -235,6 +236,9 @@ class Race(Wire):
         """The attempt has won."""
         if wire.attempt.kind is AttemptKind.WHOLE:
             self._note_stream_lost(wire)
+        elif wire.attempt.kind is AttemptKind.MENDED:
+            for mend in self._mends:
+                mend.answered(self.routed, wire)
         self._first_in = wire.times.first_in or wire.times.opened
         if wire.request.operation not in EVERYWHERE:
             self.dispatcher.operations.served.add((wire.attempt.candidate.endpoint.pool, wire.request.operation))
@@ -390,6 +394,9 @@ class Race(Wire):
     def _failed(self, wire: WireAttempt, failure: Failure) -> Failed:
         """The failure, with the facts that decide where the request goes."""
         blame, rest = BLAME[failure.kind.value], self._rest
+        remedy = self._remedy(wire) if blame.elsewhere is Elsewhere.NOWHERE and rest is None else Remedy.NONE
+        if remedy is not Remedy.NONE:
+            blame = BLAME[FailureKind.UNFIT.value]
         refused = blame.elsewhere is Elsewhere.NOWHERE
         return Failed(
             wire.attempt.number,
@@ -401,7 +408,14 @@ class Race(Wire):
             whole=bool(wire.unassembled) and failure not in CUT_OFF,
             whole_at_last=bool(wire.unassembled),
             anew=rest.asks_anew() if refused and rest is not None else None,
+            mended=remedy is Remedy.AGAIN,
         )
+
+    def _remedy(self, wire: WireAttempt) -> Remedy:
+        if wire.status not in MENDABLE:
+            return Remedy.NONE
+        found = (mend.refused(self.routed, wire) for mend in self._mends)
+        return next((remedy for remedy in found if remedy is not Remedy.NONE), Remedy.NONE)
 
     def _may_translate(self, wire: WireAttempt, blame: Blame) -> bool:
         """The pool lacks the operation, and can be asked in another dialect."""

@@ -151,6 +151,7 @@ class RoutedRequest:
             priority=self._priority() if upstream.priority else None,
             session_id=request_id if upstream.kv_events else "",
             model_is_callers=bool(self.model),
+            changes=request.changes.get(pool, ()),
         )
 
     def _priority(self) -> int:

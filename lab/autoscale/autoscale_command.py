@@ -11,6 +11,7 @@ import signal
 from collections.abc import Mapping
 from contextlib import suppress
 
+from gateway.app import CONFIG
 from gateway.config.config_errors import ConfigError, did_you_mean
 from gateway.config.field_types import ListenAddress, listen_address
 from gateway.config.loading import load
@@ -28,7 +29,7 @@ def autoscale(args: argparse.Namespace) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
 
     def configuration() -> Config:
-        return load(args.files, os.environ)
+        return load(args.files, os.environ, CONFIG)
 
     pools, listen = dict(map(pool_bounds, args.pools)), address_of(args.listen)
     check_pools(pools, configuration())

@@ -11,6 +11,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 
+from gateway.app import CONFIG
 from gateway.config.config_errors import ConfigError, did_you_mean
 from gateway.config.loading import load
 from lab.capacity.budget_shares import budgets_of
@@ -116,7 +117,7 @@ def _with_progress(results: Iterable[FleetSizeResult], total: int) -> Iterator[F
 
 
 def _scenario(args: argparse.Namespace) -> Scenario:
-    config = load(args.files, os.environ)
+    config = load(args.files, os.environ, CONFIG)
     scenario = scenario_from(config)
     if not any(budgets_of(route) for route in scenario.routes.values()):
         raise _error("no route of the configuration has a budget: add `ttft: {budget: 1s}` to a route")

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from pydantic import ValidationError
 
 from backends.interface import FailureKind
+from gateway.app import CONFIG
 from gateway.cli.live.live_facts import harmless
 from gateway.cli.live.live_findings import mend_of
 from gateway.config.config_errors import ConfigError
@@ -139,7 +140,7 @@ def _budgets(args: argparse.Namespace) -> Mapping[str, Ttft | None] | Ttft:
             raise _error(f"--ttft {args.ttft}: {error}") from None
     if not args.files:
         raise _error("no budget: add --ttft TIME, such as 800ms, or --config FILE with the routes")
-    return {route.name: route.ttft for route in load(args.files, os.environ).all_routes}
+    return {route.name: route.ttft for route in load(args.files, os.environ, CONFIG).all_routes}
 
 
 def _budget(budgets: Mapping[str, Ttft | None] | Ttft, route: str) -> Ttft | None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from gateway.app import CONFIG
 from gateway.config.config_errors import ConfigError, did_you_mean
 from gateway.config.loading import load
 from lab.replay.from_log import ReplayedLogs, fit_lines, with_fits
@@ -124,7 +125,7 @@ def _changed(scenario: Scenario, text: str, logs: ReplayedLogs) -> Scenario:
 
 def _scenario(files: Sequence[Path], args: argparse.Namespace) -> tuple[Scenario, Mapping[str, str]]:
     """The scenario, and the profiles that it assumes of servers without a configured one, by pool."""
-    config = load(files, os.environ)
+    config = load(files, os.environ, CONFIG)
     if args.workers is not None:
         config = config.with_workers(args.workers)
     scenario = scenario_from(config)

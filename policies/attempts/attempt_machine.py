@@ -26,6 +26,7 @@ Rules:
 - An endpoint whose stream could not be put together is asked again, for a whole answer, at once and beside the others:
   the fault is the gateway's, so the attempt comes off no budget, and no other endpoint would do better. One whose
   stream has failed is asked so where no other endpoint is left.
+- An endpoint that has refused a form of the request, and not the request, is asked again in another form, likewise.
 - An attempt at an endpoint found dead is left for the next candidate, if there is one.
 - A committed stream is looked at when silent, and left or not (`policies.attempts.committed_stream`).
 - Where nothing of the answer was written, a failure is followed as before the commit; else others race to write the
@@ -187,8 +188,8 @@ class AttemptMachine:
             self._set_timer()
 
     def _follow(self, failure: Failed, attempt: Attempt, now: float) -> None:
-        if failure.whole:
-            self._ask_whole(attempt.candidate, now)
+        if failure.whole or failure.mended:
+            self._ask_anew(attempt.candidate, AttemptKind.WHOLE if failure.whole else AttemptKind.MENDED, now)
             return
         candidate, lost = attempt.candidate, is_lost(failure.blame)
         self._walk.deaths += lost and failure.accepted
@@ -205,13 +206,13 @@ class AttemptMachine:
         elif self._retry_elsewhere(failure, candidate, now):
             return
         elif failure.whole_at_last:
-            self._ask_whole(candidate, now)
+            self._ask_anew(candidate, AttemptKind.WHOLE, now)
         elif not self._schedule_retry(failure, candidate, now):
             self._give_up(self._walk.exhausted(self._share.denied))
 
-    def _ask_whole(self, candidate: Candidate, now: float) -> None:
+    def _ask_anew(self, candidate: Candidate, kind: AttemptKind, now: float) -> None:
         self._walk.allow_another()
-        self._open(candidate, AttemptKind.WHOLE, now)
+        self._open(candidate, kind, now)
 
     def _take_failed(self, number: int) -> Attempt | None:
         """Remove and return the failed attempt; None: the attempt had ended before."""

@@ -18,7 +18,8 @@ class Failed:
     asked in another dialect. `doubtful`: the endpoint refuses what its siblings answer. `anew`: an endpoint that
     refuses to go on with an answer may be asked in another way; None: it was not asked to go on. `whole`: the
     endpoint has answered by a stream that the gateway could not put together, and is asked for a whole answer.
-    `whole_at_last`: it may be the stream alone that has failed, and no other endpoint may be left.
+    `whole_at_last`: it may be the stream alone that has failed, and no other endpoint may be left. `mended`: the
+    endpoint has refused a form of the request, and can be asked in another.
     """
 
     number: int
@@ -30,6 +31,7 @@ class Failed:
     anew: bool | None = None
     whole: bool = False
     whole_at_last: bool = False
+    mended: bool = False
 
 
 @dataclass(slots=True)

@@ -339,7 +339,7 @@ def test_a_refused_request_goes_nowhere_and_a_refused_gateway_elsewhere(kind: Fa
     """The same endpoint is asked again only after what may pass, and after a rate limit that says when."""
     failure = Failure(kind, "m")
     assert failure.retryable is (kind.value not in OF_REQUEST)
-    lasting = (*OF_REQUEST, "auth", "misconfigured", "quota", "unsupported", "gateway")
+    lasting = (*OF_REQUEST, "auth", "misconfigured", "quota", "unsupported", "unfit", "gateway")
     rates = ("rate_limited", "request_rate", "token_rate")
     assert is_asked_again(failure) is (kind.value not in (*lasting, *rates))
     assert is_asked_again(Failure(kind, "m", retry_after=1.0)) or kind.value not in rates

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 
 from gateway.app import PARTS, Gateway
 from gateway.config.models import Config
+from gateway.config.part_keys import config_of
 from gateway.core.part import Part
 from gateway.observe.record import RequestOutcome
+from gateway.observe.record_columns import RECORD
 from gateway.wiring import Core
 from policies.queue_parts import queue_parts
 from tests.support.builders import STREAMED
@@ -27,10 +30,11 @@ UNWELL = reply(b'{"error":{"message":"no"}}', "500 Internal Server Error", "cont
 
 @asynccontextmanager
 async def gateway_of(
-    parts: Sequence[Callable[[Core], Part]], first: Upstream, second: Upstream
+    parts: Sequence[Callable[[Core], Part]], first: Upstream, second: Upstream, **keys: Any
 ) -> AsyncIterator[Gateway]:
-    tiers = {"chat": {"tiers": ["first", "second"], "ttft": {"budget": "2s"}}}
-    config = Config.model_validate(document({"first": pool(first.url), "second": pool(second.url)}, tiers))
+    tiers = {"chat": {"tiers": ["first", "second"], "ttft": {"budget": "2s"}} | keys}
+    kind = config_of(parts)
+    config = kind.model_validate(document({"first": pool(first.url), "second": pool(second.url)}, tiers))
     async with started(Gateway(config, parts=parts)) as gateway:
         yield gateway
 
@@ -76,22 +80,32 @@ async def test_a_gateway_without_parts_routes_fails_over_streams_and_records() -
         assert gateway.recorder.recent[-1].end is RequestOutcome.COMPLETED
 
 
+@pytest.fixture
+def columns() -> Iterator[None]:
+    """Those of the product, after the test."""
+    before = RECORD.all
+    yield
+    RECORD.all = ()
+    RECORD.add(before)
+
+
+@pytest.mark.usefixtures("columns")
 async def test_the_part_of_the_page_refuses_counts_and_reads_what_has_ended() -> None:
     """Beside the parts of the product, and alone."""
     (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
     namespace: dict[str, Any] = {"__name__": "page"}
     exec(compile(code, str(PAGE), "exec"), namespace)
-    namespace["MOST"] = 3
     for parts in ((*PARTS, namespace["ConversationLimit"]), (namespace["ConversationLimit"],)):
         async with (
             Upstream([UNWELL]) as first,
             Upstream([STREAMED]) as second,
             aiohttp.ClientSession() as session,
-            gateway_of(parts, first, second) as gateway,
+            gateway_of(parts, first, second, max_messages=3) as gateway,
         ):
             assert (await ask(session, gateway, 3))[0] == 200
             status, body = await ask(session, gateway, 4)
             assert (status, b"conversation_too_long" in body, len(second.requests)) == (400, True, 1)
+            assert [each["messages"] for each in await admin(session, gateway, "/requests")] == [3, 4]
             gateway.recorder.flush()
             page = await admin(session, gateway, "/metrics")
             assert 'conversations_refused_total{route="chat"} 1.0' in page

@@ -25,6 +25,7 @@ from random import Random, SystemRandom
 from statistics import median
 
 from backends.interface import FailureKind
+from gateway.app import CONFIG
 from gateway.cli.foreground import may_ask
 from gateway.cli.live import live_findings as findings
 from gateway.cli.live.live_check import PROMPT_TOKENS, LiveFleet, ask_endpoint, live_fleet
@@ -140,7 +141,7 @@ QUESTION = "Send them? [y/N] "
 
 def probe(args: argparse.Namespace) -> int:
     """Raises ConfigError where the pool is unknown, nobody agreed to the price, or an endpoint is not as configured."""
-    config, pool = load(args.files, os.environ), args.pool
+    config, pool = load(args.files, os.environ, CONFIG), args.pool
     if pool not in config.pools:
         raise ConfigError([f"firsttoken: no pool '{pool}'{did_you_mean(pool, config.pools)}"])
     if not config.pools[pool].model:

@@ -17,6 +17,7 @@ from shlex import quote
 from textwrap import shorten
 
 from gateway import serve as server
+from gateway.app import CONFIG
 from gateway.cli.foreground import may_ask
 from gateway.cli.tables import aligned
 from gateway.cli.up.asking import TOKEN_TIME, ask, first_tokens
@@ -76,7 +77,7 @@ def up(args: argparse.Namespace) -> int:
     if args.write:
         _write(text)
     config = _config(text)
-    source = ConfigSource(lambda: load([FILE], os.environ), [FILE]) if args.write else None
+    source = ConfigSource(lambda: load([FILE], os.environ, CONFIG), [FILE]) if args.write else None
     return server.serve(config, source, lambda url, admin_url: greeting_of(config, url, admin_url))
 
 

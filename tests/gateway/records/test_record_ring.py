@@ -132,8 +132,8 @@ async def test_requests_of_a_gateway_are_stored(tmp_path: Path) -> None:
 def test_names_of_another_release_are_kept_with_their_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A release that packs other members writes on in the same file."""
     path = tmp_path / "records-0.sqlite"
-    names = [["old_" + name, *others] for name, *others in json.loads(record_file.NAMES_JSON)]
-    monkeypatch.setattr(record_file, "NAMES_JSON", json.dumps(names))
+    names = [["old_" + name, *others] for name, *others in json.loads(record_file.names_json())]
+    monkeypatch.setattr(record_file, "names_json", lambda: json.dumps(names))
     earlier = RecordFile(path, SIZE)
     earlier.append(rows("before"))
     earlier.close()

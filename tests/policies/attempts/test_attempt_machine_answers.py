@@ -131,3 +131,19 @@ def test_every_kind_of_failure_after_the_commit_is_followed_like_one_before() ->
         before, after = begun(A, B, API), begun(A, B, API)
         after.first_token(1, 0.2)
         assert told(after.failed(fails(1, kind), 0.5)) == told(before.failed(fails(1, kind), 0.5))
+
+
+# --------------------------------------------------------------------------- another form of the request
+
+
+def test_a_refused_form_is_mended_at_the_same_endpoint_and_comes_off_no_budget() -> None:
+    """The fault is none of the caller's: neither of two attempts is spent, however often a form is mended."""
+    race = begun(A, API, max_attempts=2)
+    assert told(race.failed(fails(1, "unfit", mended=True), 1.0)) == ["open 2 mended a"]
+    assert told(race.failed(fails(2, "unfit", mended=True), 1.1)) == ["open 3 mended a"]
+    assert told(race.failed(fails(3, "unfit"), 1.2)) == ["open 4 fallback api"]
+
+
+def test_a_form_that_is_refused_sends_the_request_to_another_pool() -> None:
+    """A sibling of the same pool would refuse the form as well."""
+    assert told(begun(A, B, API).failed(fails(1, "unfit"), 1.0)) == ["open 2 fallback api"]
