@@ -288,35 +288,56 @@ class Fleet:
         state, report = attempt.state, report or AttemptReport()
         former = attempt.models_before != state.models_before
         attempt.on_ended(key, outcome, now, report)
+        if outcome is AttemptOutcome.COMPLETED:
+            state.callers.on_replied(key, attempt.caller, outcome, now)
+            if not former:
+                state.refusals.append(False)
+        else:
+            self._judge(attempt, key, outcome, now, report)
+        pool = self._pools.get(state.pool.name)
+        if pool is not None and pool.uncounted:
+            pool.share_tokens_per_event(state)
+        if not former:
+            self._note_end(attempt, key, outcome, now, report)
+        self._touch(state)
+
+    def _judge(
+        self, attempt: InFlightAttempt, key: Hashable, outcome: AttemptOutcome, now: float, report: AttemptReport
+    ) -> None:
+        """The attempt has not been answered: whether its endpoint is to blame."""
+        state = attempt.state
         if report.unknown_model and attempt.prompt.adapter and state.adapters is not None:
             attempt.on_unknown_adapter(key, state.adapters, now)
         else:
-            judges = not former and (report.blame is None or report.blame.fault is not Fault.CALLER_KEY)
-            if judges:
-                state.count_answer(outcome)
-            outlier = judges and outcome is AttemptOutcome.REFUSED and self.view.is_outlier(state.endpoint.id)
+            former = attempt.models_before != state.models_before
+            is_own = report.blame is not None and report.blame.fault is Fault.CALLER_KEY
+            outlier = False
+            if outcome is AttemptOutcome.REFUSED and not (former or is_own):
+                state.refusals.append(True)
+                outlier = self.view.is_outlier(state.endpoint.id)
             attempt.update_breaker(key, outcome, now, report, outlier)
             self.closes = self.closes or state.has_refused_more
             if state.breaker.unconfirmed:
                 self.on_unconfirmed(state.endpoint)
         if state.breaker.server_gone:
             self._lose_cache(state)
-        if attempt.first_at is None and not former:
-            if outcome is AttemptOutcome.COMPLETED:
+
+    def _note_end(
+        self, attempt: InFlightAttempt, key: Hashable, outcome: AttemptOutcome, now: float, report: AttemptReport
+    ) -> None:
+        """Notes what the end has shown of the model."""
+        state, is_completed, is_whole = attempt.state, outcome is AttemptOutcome.COMPLETED, False
+        if is_completed:
+            is_whole = not (attempt.stream or attempt.paused)
+        if attempt.first_at is None:
+            if is_completed:
                 self._note_engine_ttft(attempt, report.engine_ttft, now)
             elif attempt.stream and not attempt.paused and outcome in (AttemptOutcome.SILENT, AttemptOutcome.CANCELLED):
                 learn_silence(attempt, now)
-        pool = self._pools.get(state.pool.name)
-        if pool is not None and pool.uncounted:
-            pool.share_tokens_per_event(state)
-        if not former:
-            is_completed = outcome is AttemptOutcome.COMPLETED
-            attempt.settle_prompt(key, report, is_completed or attempt.first_at is not None)
-            is_whole = is_completed and not (attempt.stream or attempt.paused)
-            if is_whole or report.prompt_tokens is not None or report.mean_itl is not None:
-                prefill_s = state.interference.prefill_s
-                self._note(AnswerLesson(attempt, now, report, is_whole, *state.decoding, prefill_s))
-        self._touch(state)
+        attempt.settle_prompt(key, report, is_completed or attempt.first_at is not None)
+        if is_whole or report.prompt_tokens is not None or report.mean_itl is not None:
+            prefill_s = state.interference.prefill_s
+            self._note(AnswerLesson(attempt, now, report, is_whole, *state.decoding, prefill_s))
 
     def _note_engine_ttft(self, attempt: InFlightAttempt, ttft: float | None, now: float) -> None:
         """The engine's own figure knows nothing of the network, which a stream's first token has passed."""
@@ -498,7 +519,9 @@ class Fleet:
     # ----------------------------------------------------------------- consequences
 
     def _touch(self, state: EndpointState) -> None:
-        self._views.mark(state)
+        self._views.changed[state] = None
+        if state.callers.states:
+            self._views.dispute(state)
         if state.breaker.state is not state.shown:
             self._show(state)
         if self.peers is not None:

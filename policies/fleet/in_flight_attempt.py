@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from policies.blame.blame import BLAME, Blame, Evidence, Fault, blame_of, reason
 from policies.fleet.adapter_slots import LOADED, UNKNOWN, AdapterSlots, AdapterWait
+from policies.fleet.circuit_breaker import BreakerState
 from policies.fleet.endpoint_state import EWMA_WEIGHT, EndpointState
 from policies.latency.token_counts import NO_QUEUE, PrefillQueue, PrefillTokens
 from policies.latency.tpot import DecodingAnswer
@@ -26,6 +27,7 @@ OVERDUE_QUANTILE = 0.98  # of the forecast, after which an attempt counts as sil
 MIN_OVERDUE = 0.5  # s
 LOST = 0.05  # of prompts: the engine has evicted a prefix that was believed cached
 STEP_S = 1.0  # s between two tokens of answers while the engine reads a longer prompt: the slowest step counted
+_CLOSED = BreakerState.CLOSED  # a member is slow to look up in an enumeration
 OUTLIER = BLAME["server"]  # of a refusal that siblings do not share
 
 
@@ -100,6 +102,7 @@ class InFlightAttempt:
         work = state.work(candidate.prompt_tokens, candidate.hit, now)
         adapters, queue = state.adapters if prompt.adapter else None, state.queue
         queued, rate = work.queued_tokens, state.predictor.drain_rate
+        predictor = state.predictor if state.pool.local else state.predictor.of(prompt.effort)
         adapter_wait = LOADED if adapters is None else adapters.on_sent(prompt.adapter, now)
         kv_load_s, network_s = state.kv_loads.seconds(candidate.to_load) if candidate.to_load else 0.0, state.rtt
         return cls(
@@ -107,7 +110,7 @@ class InFlightAttempt:
             candidate=candidate,
             prompt=prompt,
             work=work,
-            predicted_ttft=state.predictor.of(prompt.effort).point_estimate(work, now),
+            predicted_ttft=predictor.point_estimate(work, now),
             predicted_tpot=state.tpot_of(candidate.load, candidate.prompt_tokens),
             sent_at=now,
             stream=stream,
@@ -139,7 +142,8 @@ class InFlightAttempt:
             state.limits.on_sent(self.candidate.prompt_tokens, now)
         if self.external_use is not None:
             self.external_use.on_sent(self.candidate.price, now)
-        state.callers.on_sent(key, self.caller, now)
+        if state.callers.states or state.breaker.state is not _CLOSED:
+            state.callers.on_sent(key, self.caller, now)
         state.typical_prompt += (work.uncached - state.typical_prompt) * EWMA_WEIGHT
 
     def on_first_token(self, key: Hashable, now: float) -> None:
@@ -152,13 +156,9 @@ class InFlightAttempt:
             state.interference.on_first_token(key, self.answer, now)
         state.inflight.on_first_token(key, now)
         state.callers.on_answer(key, self.caller, now)
-        self._on_answer()
-
-    def _on_answer(self) -> None:
-        """The endpoint answers, be it with the first token or with the end."""
-        self.state.newest_answered = max(self.state.newest_answered, self.sent_at)
-        if self.state.adapters is not None:
-            self.state.adapters.on_answer(self.prompt.adapter)
+        state.newest_answered = max(state.newest_answered, self.sent_at)
+        if state.adapters is not None:
+            state.adapters.on_answer(self.prompt.adapter)
 
     def on_unread(self, key: Hashable) -> None:
         """The caller does not read: how fast the answer is read from the endpoint says nothing of the endpoint."""
@@ -176,7 +176,9 @@ class InFlightAttempt:
         self.overdue = outcome is AttemptOutcome.SILENT and self._is_overdue(key, now)
         if self.first_at is None and outcome is AttemptOutcome.COMPLETED:
             state.inflight.on_first_token(key, now)
-            self._on_answer()
+            state.newest_answered = max(state.newest_answered, self.sent_at)
+            if state.adapters is not None:
+                state.adapters.on_answer(self.prompt.adapter)
         elif self.first_at is None:
             state.kv_room.on_left(self.kv_tokens, self.sent_at)
         state.inflight.on_ended(key, now)
