@@ -38,6 +38,7 @@ from policies.latency.answer_lengths import AnswerLengths
 from policies.latency.learned_state import LearnedEndpoint, LearnedRegression
 from policies.latency.token_counts import TokenScale
 from policies.latency.tpot import DecodingAnswer
+from policies.latency.ttft_predictor import MATURE_SAMPLES
 from policies.prefix_cache.endpoint_cache import EndpointCache
 from policies.quota.external_use import ExternalUseByRoute
 from policies.rate_limit.endpoint_limits import SavedLimits
@@ -346,10 +347,10 @@ class Fleet:
 
     def _note(self, lesson: Lesson) -> None:
         self._lessons.append(lesson)
-        if len(self._lessons) == 1:
-            self.request_learning()
-        elif len(self._lessons) >= BATCH:
+        if len(self._lessons) >= BATCH or lesson.attempt.state.predictor.samples < MATURE_SAMPLES:
             self.learn()
+        elif len(self._lessons) == 1:
+            self.request_learning()
 
     def learn(self) -> None:
         """Learns all that attempts have shown."""

@@ -4,6 +4,8 @@ Rules:
 - On the way of a request an event only notes a lesson, with what the endpoint did at that moment. Up to BATCH lessons,
   or those of LINGER seconds, are learned together (`Fleet.learn`), and judged by what is known then: a late count of
   the prompt is not missed.
+- Of an endpoint with fewer than MATURE_SAMPLES first tokens a lesson is learned at once: the next decision of a cold
+  start may depend on it.
 - A lesson of a model that the endpoint no longer serves is learned before the change, or not noted.
 - A request that waited for an adapter, for cached tokens from a slower tier, or maybe for KV blocks, says nothing of
   the engine's speed.
