@@ -1,4 +1,4 @@
-"""What attempts have shown of their endpoints, learned in batches.
+"""Learning from attempts in flight and ended, in batches.
 
 Rules:
 - On the way of a request an event only notes a lesson, with what the endpoint did at that moment. Up to BATCH lessons,
