@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from gateway.app import CONFIG
 from gateway.config.schema import schema
 
 Schema = dict[str, Any]
@@ -146,7 +147,7 @@ def _optional() -> dict[str, Schema]:
 
 def gateway_definitions() -> dict[str, Schema]:
     """Definitions of the configuration, `Config` included, without what the chart sets."""
-    whole = copy.deepcopy(schema())
+    whole = copy.deepcopy(schema(CONFIG))
     definitions: dict[str, Schema] = whole.pop("$defs")
     for name, keys in OWNED.items():
         for key in keys:

@@ -60,11 +60,9 @@ def check(args: argparse.Namespace) -> int:
 
 def _read(args: argparse.Namespace) -> tuple[Config | None, Sequence[str]]:
     """The configuration, and keys whose variables are not set."""
-    return (
-        load_without_secrets(args.files, os.environ, CONFIG)
-        if args.no_secrets
-        else (load(args.files, os.environ, CONFIG), ())
-    )
+    if args.no_secrets:
+        return load_without_secrets(args.files, os.environ, CONFIG)
+    return load(args.files, os.environ, CONFIG), ()
 
 
 def report(config: Config) -> str:

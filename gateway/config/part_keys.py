@@ -1,8 +1,8 @@
 """Keys that parts add to the configuration: to every route, to every pool, and sections of their own.
 
 A part names models whose fields are the keys (`RouteKeys`, `PoolKeys`, `Section`); each field has a default, and the
-string below it is its description in the JSON Schema. The schema, `check`, error messages and reloads know
-these keys as they know the core's own.
+string below it is its description in the JSON Schema. The schema, `check`, error messages and reloads treat these keys
+as the core's own.
 """
 
 from __future__ import annotations
@@ -27,14 +27,11 @@ def config_of(parts: Iterable[object]) -> type[Config]:
     there twice."""
     parts = tuple(parts)
     routes, pools = _declared(parts, "RouteKeys"), _declared(parts, "PoolKeys")
-    sections = {getattr(part, "section", ""): part for part in parts if getattr(part, "Section", None) is not None}
+    sections = _sections(parts)
     if not (routes or pools or sections):
         return Config
-    _distinct(Config, sections)
-    changed: dict[str, Any] = {}
-    for name, part in sections.items():
-        section = _declared((part,), "Section")[0]
-        changed[name] = (section, section())
+    _distinct(Config, [name for name, _ in sections])
+    changed: dict[str, Any] = {name: (section, section()) for name, section in sections}
     route = _joined(Route, routes)
     changed["routes"] = _mapping("routes", route)
     changed["pools"] = _mapping("pools", _joined(PoolSection, pools))
@@ -44,12 +41,22 @@ def config_of(parts: Iterable[object]) -> type[Config]:
 
 
 def keys_of(section: BaseModel, kind: type[K]) -> K:
-    """The keys of a part in a route or a pool, defaults where the file was read without the part."""
+    """The keys of a part in a route or a pool, by their defaults where the file was read without the part."""
     return section if isinstance(section, kind) else kind()
+
+
+def section_of(config: Config, kind: type[K]) -> K:
+    """The section of a part, by its defaults where the file was read without the part."""
+    return next((value for _, value in config if isinstance(value, kind)), kind())
 
 
 def _declared(parts: Sequence[object], name: str) -> list[type[Strict]]:
     return [found for part in parts if (found := getattr(part, name, None)) is not None]
+
+
+def _sections(parts: Sequence[object]) -> list[tuple[str, type[Strict]]]:
+    """Name and model of each section."""
+    return [(getattr(part, "section", ""), section) for part in parts for section in _declared((part,), "Section")]
 
 
 def _joined(base: type[M], added: Sequence[type[Strict]]) -> type[M]:

@@ -187,7 +187,7 @@ class _Fault:
 
     @property
     def siblings(self) -> list[str]:
-        """Keys that are known beside the one at `path`."""
+        """Keys known beside the one at `path`."""
         return keys_at(schema(self.kind), self.path[:-1])
 
 

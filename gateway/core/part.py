@@ -33,7 +33,7 @@ class Part(Hooked):
     """
 
     # Keys of the configuration that the part adds, each with a default: of every route, of every pool, and of a section
-    # by the name `section`. `gateway.config.part_keys.keys_of` reads them.
+    # by the name `section`. `keys_of` and `section_of` of gateway/config/part_keys.py read them.
     RouteKeys: ClassVar[type[Strict] | None] = None
     PoolKeys: ClassVar[type[Strict] | None] = None
     Section: ClassVar[type[Strict] | None] = None

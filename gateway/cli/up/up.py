@@ -172,7 +172,7 @@ def _agreed(found: Sequence[FoundServer]) -> list[FoundServer]:
 
 
 def _config(text: str) -> Config:
-    return validated(parse(text, str(FILE), os.environ))
+    return validated(parse(text, str(FILE), os.environ), CONFIG)
 
 
 def _write(text: str) -> None:

@@ -10,7 +10,7 @@ from pydantic import Field
 from gateway.config.config_errors import ConfigError
 from gateway.config.loading import load
 from gateway.config.models import Config
-from gateway.config.part_keys import config_of, keys_of
+from gateway.config.part_keys import config_of, keys_of, section_of
 from gateway.config.schema import keys_at, schema
 from policies.routes.route import Strict
 
@@ -30,7 +30,7 @@ class RouteKeys(Strict):
 
 
 class PoolKeys(Strict):
-    paid: bool = False
+    zone_fee: bool = False
 
 
 class Section(Strict):
@@ -57,11 +57,11 @@ def test_the_configuration_without_keys_of_parts_is_the_core_s() -> None:
 
 def test_keys_of_a_part_are_read_of_routes_pools_and_a_section(tmp_path: Path) -> None:
     """With the presets and defaults of every route; of routes that no file names too."""
-    config = read(tmp_path, config_of([Counting]), ", most: 3", ", paid: yes", "counting: {dir: ./x}")
+    config = read(tmp_path, config_of([Counting]), ", most: 3", ", zone_fee: yes", "counting: {dir: ./x}")
     assert keys_of(config.routes["chat"], RouteKeys).most == 3
     assert config.routes["chat"].ttft is not None
-    assert keys_of(config.pools["p"], PoolKeys).paid
-    assert getattr(config, "counting") == Section(dir="./x")  # noqa: B009 - a field that mypy does not know
+    assert keys_of(config.pools["p"], PoolKeys).zone_fee
+    assert section_of(config, Section) == Section(dir="./x")
     assert isinstance(config.passthrough_route, RouteKeys)
 
 
@@ -69,22 +69,25 @@ def test_keys_have_their_defaults_where_the_file_was_read_without_the_part(tmp_p
     config = read(tmp_path, Config)
     assert keys_of(config.routes["chat"], RouteKeys) == RouteKeys()
     assert keys_of(config.pools["p"], PoolKeys) == PoolKeys()
+    assert section_of(config, Section) == Section()
 
 
 def test_the_schema_has_the_keys_with_their_descriptions() -> None:
     known = schema(config_of([Counting]))
     assert known["$defs"]["Route"]["properties"]["most"]["description"] == "Most of something."
-    assert "paid" in keys_at(known, ("pools", "p"))
+    assert "zone_fee" in keys_at(known, ("pools", "p"))
     assert "counting" in known["properties"]
     assert "most" not in schema()["$defs"]["Route"]["properties"]
 
 
 def test_a_wrong_key_or_value_is_refused_with_the_keys_that_are_known(tmp_path: Path) -> None:
-    """Without the part, the key is unknown; beside it, a misspelt one is told its name."""
+    """Without the part, the key is unknown; with it, a misspelt one is told its name, a misplaced one its section."""
     with pytest.raises(ConfigError, match=r"routes\.chat\.most: unknown key"):
         read(tmp_path, Config, ", most: 3")
     with pytest.raises(ConfigError, match=r"routes\.chat\.mosst: unknown key.*did you mean 'most'"):
         read(tmp_path, config_of([Counting]), ", mosst: 3")
+    with pytest.raises(ConfigError, match=r"routes\.chat\.zone_fee: unknown key.*pools\.NAME"):
+        read(tmp_path, config_of([Counting]), ", zone_fee: yes")
     with pytest.raises(ConfigError, match=r"routes\.chat\.most: must be more than 0, got 0"):
         read(tmp_path, config_of([Counting]), ", most: 0")
 
@@ -97,7 +100,20 @@ class Tiers:
     RouteKeys = TierKeys
 
 
-@pytest.mark.parametrize("parts", [(Counting, Twice), (Tiers,)])
+class SameSection:
+    Section, section = TierKeys, "counting"
+
+
+class CoreSection:
+    Section, section = TierKeys, "server"
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [(Counting, Twice), (Tiers,), (Counting, SameSection), (CoreSection,)],
+    ids=lambda parts: parts[-1].__name__,
+)
 def test_a_key_is_of_one_part(parts: tuple[type, ...]) -> None:
-    with pytest.raises(ValueError, match=r"have a key '(most|tiers)'"):
+    """Of routes, of pools, and the name of a section: none takes another's, or the core's."""
+    with pytest.raises(ValueError, match=r"have a key '(most|tiers|counting|server)'"):
         config_of(parts)
