@@ -16,6 +16,8 @@ from urllib.parse import quote
 import msgspec
 
 from backends import failures
+from backends.facts.lookup import facts_of
+from backends.facts.model_facts import Facts
 from backends.interface import (
     GENERATING,
     Assembler,
@@ -43,8 +45,8 @@ _CAPPED: Mapping[Operation, tuple[str, ...]] = {  # members that limit the outpu
 _LEAST = ("min_tokens", "min_new_tokens")  # members that ask for a least number of tokens
 _WITH_USAGE_OPTION = (Operation.CHAT, Operation.COMPLETION)
 BEARER = "authorization"  # header of a key that is a bearer token
+MOST_KNOWN = 512  # models of a backend whose facts are kept
 MIN_THINKING = 1024  # tokens, Anthropic's and vLLM's least budget
-_REASONING = ("reasoning_content", "reasoning_details")
 _WITH_CACHE_KEY = (Operation.CHAT, Operation.RESPONSES, Operation.COMPACT)
 _RESERVED = frozenset({"host", "content-length", "transfer-encoding", "connection"})
 _encode = msgspec.json.Encoder().encode
@@ -79,7 +81,6 @@ class OpenAI(Backend):
     default_output: int | None = None  # limit of the output where neither caller nor route has one, if servers want it
     probe_path: str = ""  # of a cheap page for the server's health; empty: only real traffic shows the health
     listing_path: str = "/v1/models"
-    reads_reasoning: bool = False  # knows the reasoning of earlier turns; other servers refuse the member
     caches_by_key: bool = False  # knows prompt_cache_key
     names_sessions: bool = False  # cache events name a request by the session id in the header
     whole_forms: Mapping[Operation, WholeForm] = {}  # of answers, where the server's are known
@@ -91,6 +92,7 @@ class OpenAI(Backend):
         self.config, self.keyed_by_callers = config, config.caller_keys
         self._headers = _headers(config, config.key_header or self.key_header)
         self._models = (config.model, *config.adapters)
+        self._facts: dict[str, Facts] = {}
 
     def call(self, forward: BackendRequest) -> HttpCall:
         headers = {"accept": "text/event-stream" if forward.stream else "application/json", **self._headers}
@@ -109,6 +111,15 @@ class OpenAI(Backend):
             path = self.config.target(path)
         return HttpCall("POST", path, headers, self._encoded(self._body(forward)))
 
+    def facts(self, model: str) -> Facts:
+        found = self._facts.get(model)
+        if found is None:
+            if len(self._facts) >= MOST_KNOWN:
+                self._facts.clear()  # names are callers'
+            found = facts_of(self.config.api or self.kind, model, self.config.accepts)
+            self._facts[model] = found
+        return found
+
     def with_key(self, header: str, key: str) -> OpenAI:
         return type(self)(replace(self.config, api_key=key))
 
@@ -124,8 +135,6 @@ class OpenAI(Backend):
         body = {**forward.body, "model": forward.model}
         if not self.salted:
             body.pop("cache_salt", None)  # the server knows no such field and may refuse the request
-        if forward.operation is Operation.CHAT and not self.reads_reasoning:
-            body["messages"] = without_reasoning(body["messages"])
         if self.caches_by_key and forward.cache_salt and forward.operation in _WITH_CACHE_KEY:
             body.setdefault("prompt_cache_key", _cache_key(forward.cache_salt))
         if forward.stream:
@@ -217,13 +226,6 @@ def _fit_thinking(body: dict[str, Any], cap: int) -> None:
         body["thinking"] = {**thinking, "budget_tokens": cap - 1}
 
 
-def without_reasoning(messages: Any) -> Any:
-    """Messages of a translated request without the reasoning of earlier turns; a chat caller's own are `Raw`."""
-    if not isinstance(messages, list) or not messages or not isinstance(messages[0], dict):
-        return messages
-    return [{name: value for name, value in turn.items() if name not in _REASONING} for turn in messages]
-
-
 def _cache_key(salt: str) -> str:
     """A name of the cache group for a provider, from which the salt for engines does not follow."""
     return "ft-" + sha256(b"prompt_cache_key\0" + salt.encode()).hexdigest()[:32]
@@ -290,12 +292,6 @@ class Compatible(OpenAI):
         if "max_completion_tokens" in body and "max_tokens" not in body:
             body["max_tokens"] = body.pop("max_completion_tokens")
         return body
-
-
-class Reasoning(Compatible):
-    """Wants the reasoning of earlier turns back."""
-
-    reads_reasoning = True
 
 
 class Mistral(Compatible):

@@ -26,6 +26,7 @@ import msgspec
 
 from backends import failures
 from backends.interface import EngineTimes, Failure, ReplyFacts, Tap, Usage
+from backends.stream.ends import failure_of_end, is_failed
 from backends.stream.event_shapes import ChoiceShape, ChunkShape, TokenForm, WholeShape, answers, reasons
 from backends.stream.sse import ExcerptDecoder, ServerSentEvent, StreamError, excerpt
 
@@ -230,8 +231,8 @@ class StreamTap(_ReplyTap):
         self.tokens += answer or reasoning
 
     def _end_choice(self, choice: ChoiceShape) -> None:
-        if choice.finish_reason == "error":  # OpenRouter's sign that the model's provider failed
-            self._fail(failures.FAILED_INSIDE)
+        if (failure := failure_of_end(choice.finish_reason)) is not None:
+            self._fail(failure)
             return
         index = choice.index if type(choice.index) is int else 0
         self._ended_choices.add(index)
@@ -325,9 +326,23 @@ class BodyTap(_ReplyTap):
         self._read_usage(body.usage)
         self._read_facts(body)
         read_times(self.times, body.metrics)
+        if (failure := self._failure_of(body)) is not None:
+            self.failure = failure
+            return
         if self.usage.completion is None:
             self.text_bytes = text_size(body.choices)
         self.ended = True
+
+    def _failure_of(self, body: WholeShape) -> Failure | None:
+        """An answer of which no choice has a good end is none, whatever its status."""
+        choices = [each for each in body.choices if isinstance(each, dict)] if isinstance(body.choices, list) else []
+        if not choices:
+            return failures.FAILED_INSIDE if is_failed(body.stop_reason) else None
+        found = [failure_of_end(end) for each in choices if (end := each.get("finish_reason"))]
+        if len(found) < len(choices) or None in found:
+            return None
+        error = choices[0].get("error")
+        return failures.of_event(error, self._secret) if error else found[0]
 
     def _read_usage(self, reported: Any) -> None:
         read_usage(self.usage, reported)

@@ -36,9 +36,6 @@ def messages(*turns: Json, **members: Any) -> Json:
         ({"web_search_options": {}}, "web_search_options"),
         ({"functions": [{"name": "f"}]}, "functions"),
         ({"min_p": 0.1}, "min_p"),
-        ({"temperature": 1.5}, "temperature"),
-        ({"reasoning_effort": "minimal"}, "reasoning_effort"),
-        ({"service_tier": "flex"}, "service_tier"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"tools": [{"type": "custom", "custom": {"name": "c"}}]}, "tools.custom"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": {"type": "allowed_tools"}},
@@ -57,6 +54,22 @@ def test_a_member_without_equivalent_is_refused_by_name(members: Json, param: st
     assert refusal.value.param == param
     assert f"'{param}'" in str(refusal.value)
     assert CHAT_TO_MESSAGES.request(body, Omissions({param}))["model"] == "m"
+
+
+@pytest.mark.parametrize(
+    ("members", "sent"),
+    [
+        ({"temperature": 1.5}, {"temperature": 1}),
+        ({"service_tier": "flex"}, {}),
+        ({"reasoning_effort": "minimal"}, {"thinking": {"type": "adaptive"}, "output_config": {"effort": "low"}}),
+    ],
+)
+def test_a_hint_or_a_value_beyond_the_dialect_is_left_out_or_the_nearest_and_told(members: Json, sent: Json) -> None:
+    """No request is refused for one."""
+    told = Omissions()
+    body = CHAT_TO_MESSAGES.request({"model": "m", "messages": [ASKED], **members}, told)
+    assert body == {"model": "m", "messages": [ASKED], **sent}
+    assert [*told.noted] == [*members]
 
 
 @pytest.mark.parametrize(
@@ -251,13 +264,19 @@ def reply(*content: Json, **members: Any) -> Json:
         ("model_context_window_exceeded", "length"),
         ("tool_use", "tool_calls"),
         ("refusal", "content_filter"),
-        ("a reason of the future", "stop"),
         (None, "stop"),
     ],
 )
 def test_finish_reasons(reason: str | None, finish: str) -> None:
     """All stop reasons of the Messages API (November 2026)."""
     assert reply(stop_reason=reason)["choices"][0]["finish_reason"] == finish
+
+
+@pytest.mark.parametrize("reason", ["a reason of the future", "error", "insufficient_system_resource", "abort"])
+def test_an_unknown_end_is_no_success(reason: str) -> None:
+    """Ends are never invented: such a reply is the server's failure, and the next endpoint is asked."""
+    with pytest.raises(ValueError, match="unknown end"):
+        reply(stop_reason=reason)
 
 
 def test_the_prompt_of_a_chat_includes_what_caches_hold() -> None:
