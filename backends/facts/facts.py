@@ -1,8 +1,8 @@
 """Facts: what a server accepts of a request for one model, what it wants returned, and what it means by its ends.
 
 A row of `models.yaml` is of a model family, one of `apis.yaml` is of an API whatever the model; a pool's `accepts`
-overrides both, and a lesson of a refusal overrides what nobody has written. No row refuses a request: an unknown model
-of a known API has the API's row and the family's newest, any other accepts everything.
+overrides both, and a lesson of a refusal overrides what nobody has written. No row refuses a request: a newer version
+has the row of the newest that is known, and an unknown model accepts what its API does.
 """
 
 from __future__ import annotations
@@ -39,6 +39,14 @@ class Forced(Enum):
     THINKING = "thinking"  # not while the model thinks
 
 
+class UnknownMembers(Enum):
+    """What becomes of members that the server does not know."""
+
+    IGNORED = "ignored"
+    TOP = "top"  # refused at the top of a body, ignored in messages
+    EVERYWHERE = "everywhere"  # refused at the top and in messages
+
+
 class Reasoning(Enum):
     """What becomes of the reasoning of earlier turns."""
 
@@ -66,10 +74,16 @@ class Facts:
     efforts_responses: tuple[str, ...] | None = None  # where Responses has others
     default_effort: str = ""
     thinking: tuple[str, ...] | None = None  # types of `thinking` in Messages; None: not known
-    thinking_off: str | None = "any"  # how thinking is switched off; None: it cannot be
+    # How thinking is switched off: `none` (the effort), `disabled` (the type of `thinking`), `enable_thinking` and
+    # `reasoning.enabled` (members that are false then), `any`: not known; None: it cannot be.
+    thinking_off: str | None = "any"
     off_with_efforts: tuple[str, ...] | None = None  # efforts beside which it may be switched off; None: all
     thinks_unasked: bool = False  # where a request says nothing of thinking
     sampling: Sampling = Sampling.FREE
+    sampling_members: frozenset[str] = frozenset({"temperature", "top_p", "top_k"})  # that `sampling` is about
+    temperature: tuple[float, float] | None = None  # least and most; None: not known
+    top_logprobs: int | None = None  # at most
+    choices: int | None = None  # most of `n`
     tools: ToolsAt = ToolsAt.ANY
     forced_tools: Forced = Forced.OK
     tool_choices: tuple[str, ...] | None = None  # forms of `tool_choice`; None: all
@@ -78,27 +92,52 @@ class Facts:
     most_tools: int | None = None
     tool_name: str = ""  # pattern of names of functions
     call_id: str = ""  # pattern of ids of tool calls
-    schema: str = ""  # the subset of JSON schema of tools and of `response_format`, a row of `schemas` in apis.yaml
+    schema: str = ""  # subset of JSON schema of a tool's parameters: a row of `schemas` in apis.yaml; empty: any
+    strict_schema: str = ""  # the same, of `response_format` and of tools that are `strict`
     json_object: bool = True  # `response_format: json_object`
     json_schema: bool = True
     developer: bool = True  # knows the role `developer`
     system: System = System.ANYWHERE
     prefill: bool = True  # the last message may be the assistant's
+    user_turn: bool = False  # one message at least has to be the user's
+    empty_texts: bool = True  # texts without a character that is no white space
     reasoning: Reasoning = Reasoning.ANY
     reasoning_member: str = "reasoning_content"
+    call_state: str = ""  # path in a tool call of the state that is wanted back with it
+    call_state_placeholder: str = ""  # value there that is accepted where the state is not known
     bound_to: str = ""  # what a block of thinking is bound to: "", prefix, prefix+account
     stops: int | None = None  # most sequences of `stop`; 0: refused
+    stop_bytes: int | None = None  # of a sequence
+    cache_controls: int | None = None  # most breakpoints of a request
     metadata: tuple[int, int, int] | None = None  # most pairs, characters of a key, of a value
     user_length: int | None = None
     media: frozenset[str] | None = None  # media types of images; None: all
     image_urls: bool = True  # pictures by URL
+    most_images: int | None = None
     files: bool = True  # content parts of the type `file`
     details: tuple[str, ...] | None = None  # of `image_url.detail`
-    unknown_members: str = "ignored"  # refused: at the top; refused_in_messages: also there
-    ends: Mapping[str, str] | None = None  # the server's finish reasons by the dialect's; None: the dialect's alone
+    unknown_members: UnknownMembers = UnknownMembers.IGNORED
+    ends: Mapping[str, str] = field(default_factory=dict)  # the dialect's finish reason by the server's own
     context: int | None = None  # tokens
     output: int | None = None  # tokens
     shutdown: str = ""  # YYYY-MM-DD, or "gone"
     routed_to: str = ""  # the model that answers from then on
     ttft: Mapping[str, float] | None = None  # prior, s, by class of effort; `""`: of all others
     size: float | None = None  # order among the models of an API: larger is larger
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaRules:
+    """A subset of JSON schema: a row of `schemas` in apis.yaml."""
+
+    root_object: bool = False  # the root has `type: object` and `properties`
+    root_without: frozenset[str] = frozenset()  # keywords refused at the root
+    refused: frozenset[str] = frozenset()  # keywords refused anywhere
+    all_required: bool = False  # every property is in `required`
+    closed: bool = False  # every object has `additionalProperties: false`
+    one_of_as_any_of: bool = False  # `oneOf` is refused, `anyOf` is not
+    most_min_items: int | None = None  # largest `minItems`
+    formats: frozenset[str] | None = None  # of `format`; None: all
+    type_lists: bool = True  # `type` may be a list
+    typed_properties: bool = False  # each property has a `type`; beside `anyOf` it stands in the items
+    local_refs: bool = False  # `$ref` to `#/$defs/` alone
