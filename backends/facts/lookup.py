@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from backends.facts.facts import Facts, Sampling
-from backends.facts.tables import FACTS, ApiRow, ModelRow, apis, families, schema_rules
+from backends.facts.fact_rows import FACTS, ApiRow, ModelRow, apis, families, schema_rules
+from backends.facts.model_facts import Facts, Sampling
 
 __all__ = ["Origin", "api_of", "facts_of", "model_row", "origins", "plain", "schema_rules", "with_overrides"]
 
@@ -24,12 +24,13 @@ _REGION = re.compile(r"(?:(?:us|eu|ap|apac|au|ca|jp|sa|me|af|global|us-gov)\.)?[
 _SUFFIX = re.compile(r"(?:@.*|:.*)$")  # a version of Vertex or Bedrock, a variant of OpenRouter, a tag of Ollama
 _TUNED = re.compile(r"^ft:")
 _POINT = re.compile(r"(?<=\d)p(?=\d)")  # Fireworks writes 5p3
-_SAMPLING = frozenset({"temperature", "top_p", "top_k"})
+_NOTHING_KNOWN = Facts()
+LIKE = "like"  # override with the name of the model whose row holds, as a deployment's name tells none
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a fact is from: `api`, `family` or `pool`, with the row's name and its mark."""
+    """Source of a fact: `api`, `family` or `pool`, with the row's name and its mark."""
 
     of: str
     row: str
@@ -68,8 +69,9 @@ def _believed(api: str, model: str) -> Facts:
 
 def facts_of(kind: str, model: str, overrides: Mapping[str, Any] | None = None) -> Facts:
     """`kind`: of the backend, or a row of apis.yaml (`api_of`). `overrides`: a pool's `accepts`, validated."""
-    believed = _believed(kind, model)
-    return with_overrides(believed, overrides) if overrides else believed
+    if not overrides:
+        return _believed(kind, model)
+    return with_overrides(_believed(kind, overrides.get(LIKE, model)), overrides)
 
 
 def with_overrides(facts: Facts, overrides: Mapping[str, Any]) -> Facts:
@@ -77,27 +79,35 @@ def with_overrides(facts: Facts, overrides: Mapping[str, Any]) -> Facts:
     changes: dict[str, Any] = {}
     refused = set(facts.refused)
     for name, value in overrides.items():
-        if name in FACTS:
+        if name == LIKE:
+            continue
+        if is_fact(name, value):
             changes[name] = _value(name, value)
-        elif isinstance(value, bool):
+        elif not isinstance(value, bool):
+            raise ValueError(f"accepts.{name}: write yes or no")
+        else:
             (refused.discard if value else refused.add)(name)
             if value and name in facts.sampling_members and facts.sampling is not Sampling.FREE:
                 changes["sampling"] = Sampling.FREE
-        else:
-            raise ValueError(f"accepts.{name}: write yes or no")
     return replace(facts, **{"refused": frozenset(refused), **changes})
+
+
+def is_fact(name: str, value: Any) -> bool:
+    """True for an override of a fact, false for one of a member: some facts have the name of the member they limit."""
+    return name in FACTS and (not isinstance(value, bool) or isinstance(getattr(_NOTHING_KNOWN, name), bool))
 
 
 def origins(kind: str, model: str, overrides: Mapping[str, Any] | None = None) -> Mapping[str, Origin]:
     """By name of a fact, or of a member in `overrides`. Facts that no row has are left out."""
-    row, found = _api(kind), model_row(kind, model)
+    overrides = overrides or {}
+    row, found = _api(kind), model_row(kind, overrides.get(LIKE, model))
     known = {name: Origin("api", row.name) for name in row.facts}
     if found is not None:
         known |= {
             name: Origin("family", f"{found.family}: {found.match.pattern}", found.source) for name in found.facts
         }
     known |= {name: Origin("api", row.name) for name in row.over}
-    return known | {name: Origin("pool", "accepts") for name in overrides or {}}
+    return known | {name: Origin("pool", "accepts") for name in overrides}
 
 
 def _api(name: str) -> ApiRow:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import yaml
 
-from backends.facts.facts import Facts, SchemaRules
+from backends.facts.model_facts import Facts, SchemaRules
 
 _HERE = Path(__file__).parent
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml reads ten times as fast
@@ -23,7 +23,7 @@ _VERSION = r"(?P<v>\d{1,2}(?:[.-]\d{1,2}(?![\d]))?)(?!\d)"  # eight digits behin
 
 @dataclass(frozen=True, slots=True)
 class ModelRow:
-    """What models of a family accept. `since`: the least version."""
+    """Facts of models of a family. `since`: the least version."""
 
     family: str
     name: str  # `match` as written, and `since`
@@ -41,7 +41,7 @@ class ModelRow:
 
 @dataclass(frozen=True, slots=True)
 class ApiRow:
-    """What an API accepts, whatever the model. `over`: whatever the model's row says."""
+    """Facts of an API, whatever the model. `over`: whatever the model's row says."""
 
     name: str
     hosts: tuple[str, ...]

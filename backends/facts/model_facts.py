@@ -1,4 +1,4 @@
-"""Facts: what a server accepts of a request for one model, what it wants returned, and what it means by its ends.
+"""Facts of a model at an API: members, forms and orders that are accepted, state to return, meaning of the ends.
 
 A row of `models.yaml` is of a model family, one of `apis.yaml` is of an API whatever the model; a pool's `accepts`
 overrides both, and a lesson of a refusal overrides what nobody has written. No row refuses a request: a newer version
@@ -13,7 +13,7 @@ from enum import Enum
 
 
 class Sampling(Enum):
-    """What is accepted of `temperature`, `top_p` and `top_k`."""
+    """Use of `temperature`, `top_p` and `top_k`."""
 
     FREE = "free"
     WHEN_OFF = "when_off"  # while the model does not think
@@ -24,7 +24,7 @@ class Sampling(Enum):
 
 
 class ToolsAt(Enum):
-    """Where function tools are accepted."""
+    """Operations that accept function tools."""
 
     ANY = "any"
     EFFORT_NONE = "none"  # over chat completions: beside the effort `none` alone
@@ -32,7 +32,7 @@ class ToolsAt(Enum):
 
 
 class Forced(Enum):
-    """Whether a tool call may be forced."""
+    """Use of a forced tool call."""
 
     OK = "ok"
     REFUSED = "refused"
@@ -40,7 +40,7 @@ class Forced(Enum):
 
 
 class UnknownMembers(Enum):
-    """What becomes of members that the server does not know."""
+    """Fate of members that the server does not know."""
 
     IGNORED = "ignored"
     TOP = "top"  # refused at the top of a body, ignored in messages
@@ -48,7 +48,7 @@ class UnknownMembers(Enum):
 
 
 class Reasoning(Enum):
-    """What becomes of the reasoning of earlier turns."""
+    """Use of the reasoning of earlier turns."""
 
     ANY = "any"  # not known: sent where the caller has written it, left out where a translation has
     RETURNED = "returned"  # wanted back with the turns of a tool loop
@@ -56,7 +56,7 @@ class Reasoning(Enum):
 
 
 class System(Enum):
-    """Where messages of the role `system` may stand."""
+    """Places of messages with the role `system`."""
 
     ANYWHERE = "anywhere"
     FIRST = "first"  # at the beginning, any number of them
