@@ -64,9 +64,7 @@ class _Bodies:
             self.note(fitted.answer, fitted.body)
 
     def made(self, operation: Operation, maker: str) -> TranslatedBody:
-        return TranslatedBody(
-            operation, self.body, tuple(self.steps), tuple(self.before), self.told.noted, maker
-        )
+        return TranslatedBody(operation, self.body, tuple(self.steps), tuple(self.before), self.told.noted, maker)
 
 
 @dataclass(slots=True)
