@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from backends.facts.model_facts import Facts, Forced, SchemaRules, System
 from backends.facts.fact_rows import schema_rules
+from backends.facts.model_facts import Facts, Forced, SchemaRules, System
 from backends.fitting.hints import (
     LIMITS,
     fit_breakpoints,

@@ -7,8 +7,8 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from backends.facts.model_facts import Facts, Reasoning, System
 from backends.facts.lookup import facts_of
+from backends.facts.model_facts import Facts, Reasoning, System
 from backends.fitting.fit import fit, plan
 from backends.fitting.target import Author
 from backends.translation.omissions import Omissions

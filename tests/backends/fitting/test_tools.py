@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from backends.facts.model_facts import Facts
 from backends.facts.lookup import facts_of
+from backends.facts.model_facts import Facts
 from backends.fitting.custom_tools import as_functions
 from backends.fitting.names import fitted as fitted_name
 from backends.fitting.target import Author
