@@ -26,12 +26,12 @@ from backends.fitting.hints import (
     fit_top_logprobs,
     without_persons,
 )
-from backends.fitting.history import fit_history, wants_history
-from backends.fitting.media import fit_media
+from backends.fitting.media_limits import fit_media
+from backends.fitting.member_paths import Json
 from backends.fitting.members import fit_members, fit_names_of_members
 from backends.fitting.names import fit_ids, fit_names, names_in_the_way
 from backends.fitting.names_in_answers import names_back
-from backends.fitting.paths import Json
+from backends.fitting.past_turns import fit_history, wants_history
 from backends.fitting.roles import fit_items, fit_roles, fit_texts, fit_turns, fit_user_turn, results_after_calls
 from backends.fitting.sampling import fit_sampling
 from backends.fitting.schemas import fit_schemas

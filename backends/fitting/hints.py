@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any
 
-from backends.fitting.paths import GONE, Json, altered, opened, put, value_at, without
+from backends.fitting.member_paths import ABSENT, Json, altered, opened, put, value_at, without
 from backends.fitting.target import Target
 from backends.interface import Operation
 from backends.translation.omissions import Omissions
@@ -107,7 +107,7 @@ def fit_breakpoints(body: Json, target: Target, told: Omissions) -> Json:
     def leave_out(_: Any) -> Any:
         nonlocal left
         left -= 1
-        return GONE if left >= 0 else _
+        return ABSENT if left >= 0 else _
 
     for place in places:
         body = altered(body, (*place, "cache_control"), leave_out)

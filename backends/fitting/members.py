@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from backends.fitting.paths import GONE, Gone, Json, altered, opened, path_of
+from backends.fitting.member_paths import ABSENT, Json, Absent, altered, opened, path_of
 from backends.fitting.target import Author, Target
 from backends.fitting.thinking import is_forced
 from backends.translation.omissions import Omissions
@@ -30,9 +30,9 @@ def fit_members(body: Json, target: Target, told: Omissions) -> Json:
 def _without(body: Json, name: str, target: Target, told: Omissions) -> Json:
     said: list[Any] = []
 
-    def leave_out(value: Any) -> Gone:
+    def leave_out(value: Any) -> Absent:
         said.append(value)
-        return GONE
+        return ABSENT
 
     found: Json = altered(body, _path(name), leave_out)
     if found is body or all(value in _NOTHING for value in said):

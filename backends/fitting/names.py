@@ -12,7 +12,7 @@ from functools import lru_cache, partial
 from hashlib import sha256
 from typing import Any
 
-from backends.fitting.paths import Json, Path, altered, values_at
+from backends.fitting.member_paths import Json, Path, altered, values_at
 from backends.fitting.target import Target
 from backends.interface import Operation
 from backends.translation.omissions import Omissions

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Raw
 
 from backends.facts.model_facts import System
-from backends.fitting.paths import Json, opened, without
+from backends.fitting.member_paths import Json, opened, without
 from backends.fitting.target import Target
 from backends.translation.omissions import Omissions
 from backends.translation.request_members import refuse

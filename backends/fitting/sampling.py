@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from backends.facts.model_facts import Sampling
-from backends.fitting.paths import Json, without
+from backends.fitting.member_paths import Json, without
 from backends.fitting.target import Target
 from backends.fitting.thinking import is_thinking
 from backends.interface import Operation

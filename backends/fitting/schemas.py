@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from backends.facts.model_facts import SchemaRules
-from backends.fitting.paths import Json, altered, opened, put, value_at
+from backends.fitting.member_paths import Json, altered, opened, put, value_at
 from backends.fitting.target import SCHEMA_OF_ANSWER, SCHEMA_OF_TOOL, Target
 from backends.interface import Operation
 from backends.translation.omissions import Omissions
@@ -196,8 +196,8 @@ def _typed(schema: Json, rules: SchemaRules) -> Json:
         if len(kinds) == 1:
             schema = {**schema, "type": kinds[0]}
         else:
-            schema = {**{name: value for name, value in schema.items() if name != "type"},
-                      "anyOf": [{"type": each} for each in kinds]}  # fmt: skip
+            untyped = {name: value for name, value in schema.items() if name != "type"}
+            schema = {**untyped, "anyOf": [{"type": each} for each in kinds]}
         if "null" in kind:
             schema["nullable"] = True
     if not rules.typed_properties or not isinstance(schema.get("properties"), Mapping):

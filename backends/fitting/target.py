@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from enum import Enum
 
 from backends.facts.model_facts import Facts
-from backends.fitting.paths import Json, Path
+from backends.fitting.member_paths import Json, Path
 from backends.interface import Operation
 from backends.translation.omissions import Omissions
 
 
 class Author(Enum):
-    """Whose words a body is, in the dialect of the server."""
+    """The writer of a body in the dialect of the server."""
 
     GATEWAY = "gateway"  # a translation's
     CALLER = "caller"  # the caller's, of a route with several pools: no caller can know what each accepts

@@ -1,4 +1,4 @@
-"""How hard a model is to think: by the efforts and the forms of thinking that it has.
+"""The effort of thinking, by the efforts and the forms of thinking that it has.
 
 - An effort that the model lacks is the nearest that it has, the higher of two as near: no answer is worse than asked.
 - Thinking that cannot be switched off is the lowest effort.
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from backends.facts.model_facts import Forced
-from backends.fitting.paths import GONE, Gone, Json, opened, put, value_at, without
+from backends.fitting.member_paths import ABSENT, Json, Absent, opened, put, value_at, without
 from backends.fitting.target import EFFORT, Target
 from backends.interface import Operation
 from backends.translation.omissions import Omissions
@@ -32,18 +32,18 @@ def efforts_of(target: Target) -> tuple[str, ...] | None:
     return facts.efforts
 
 
-def nearest(effort: str, efforts: Sequence[str]) -> str | Gone:
+def nearest(effort: str, efforts: Sequence[str]) -> str | Absent:
     """The effort nearest to one that is not among them; of two as near, the higher. Nothing but OFF is none of them."""
     thinking = [each for each in efforts if each != OFF]
     known = [each for each in thinking if each in _ORDER]
     if effort not in _ORDER or not known:
-        return thinking[0] if thinking else GONE
+        return thinking[0] if thinking else ABSENT
     place = _ORDER.index(effort)
     return min(known, key=lambda each: (abs(_ORDER.index(each) - place), -_ORDER.index(each)))
 
 
 def is_thinking(body: Json, target: Target) -> bool:
-    """Whether the model will think before the answer, as far as body and facts say."""
+    """True where the model will think before the answer, as far as body and facts say."""
     facts, kind = target.facts, _type_of_thinking(body)
     if kind:
         return kind != "disabled"
@@ -82,12 +82,12 @@ def _off(body: Json, target: Target, told: Omissions) -> Json:
     """Thinking switched off, as the model knows it."""
     path, efforts, off = EFFORT[target.operation], efforts_of(target), target.facts.thinking_off
     if off == "disabled":
-        return {**put(body, path, GONE), "thinking": _DISABLED}
+        return {**put(body, path, ABSENT), "thinking": _DISABLED}
     if off == "enable_thinking":
-        return {**put(body, path, GONE), "enable_thinking": False}
+        return {**put(body, path, ABSENT), "enable_thinking": False}
     if (efforts is None and off is not None) or (efforts is not None and OFF in efforts):
         return body
-    return put(body, path, GONE) if efforts == () else _lowest(body, target, told)
+    return put(body, path, ABSENT) if efforts == () else _lowest(body, target, told)
 
 
 def _lowest(body: Json, target: Target, told: Omissions) -> Json:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from backends.facts.model_facts import ToolsAt
-from backends.fitting.paths import Json, objects, opened, put, value_at, without
+from backends.fitting.member_paths import Json, objects, opened, put, value_at, without
 from backends.fitting.target import EFFORT, Target
 from backends.fitting.thinking import OFF, is_thinking
 from backends.interface import Operation
@@ -117,7 +117,7 @@ def fit_leaning(body: Json, target: Target, told: Omissions) -> Json:
 
 
 def takes_responses(body: Mapping[str, Any], operation: Operation, target: Target) -> bool:
-    """Whether a request with tools has to go over Responses, which the server speaks as well."""
+    """True where a request with tools has to go over Responses, which the server speaks as well."""
     tools = target.facts.tools
     if tools is ToolsAt.ANY or not opened(body.get("tools")):
         return False

@@ -105,7 +105,7 @@ class ChatEvents(EventTranslator):
 
 @dataclass(frozen=True, slots=True)
 class AnswerContext:
-    """What the gateway knows of an answer beside the caller's request. `maker`: digest of the account and the model
+    """Facts of an answer beside the caller's request. `maker`: digest of the account and the model
     that write it; empty: state of turns is not sealed. `prompt_tokens`: estimate of the prompt; None: there is none."""
 
     maker: str = ""

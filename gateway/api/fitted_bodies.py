@@ -74,7 +74,7 @@ class FittedBodies:
     plans: dict[tuple[int, Operation, Author], Plan] = field(default_factory=dict)
 
     def concerns(self, request: InferenceRequest, facts: Facts, author: Author) -> bool:
-        """Whether servers that speak the request's dialect may need another body."""
+        """True where servers that speak the request's dialect may need another body."""
         operation, body = request.operation, request.body
         if operation not in FITTED:
             return False

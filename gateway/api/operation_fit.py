@@ -60,7 +60,7 @@ class OperationFit:
     bodies: FittedBodies = field(default_factory=FittedBodies)
 
     def concerns(self, request: InferenceRequest, route: Route, servers: Servers) -> bool:
-        """Whether a pool that speaks the request's dialect may need another body."""
+        """True where a pool that speaks the request's dialect may need another body."""
         author, facts = _author(route), servers.facts
         return any(self.bodies.concerns(request, facts(pool), author) for pool in route.pools)
 

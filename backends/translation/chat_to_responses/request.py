@@ -240,7 +240,7 @@ def _text(members: Members) -> Json:
 
 
 def _logprobs(members: Members, found: Json) -> list[str]:
-    """What is to be included. Sets their number in `found`."""
+    """Additions that the answer is to have. Sets the number of logprobs in `found`."""
     top = members.take("top_logprobs")
     if top:
         found["top_logprobs"] = top

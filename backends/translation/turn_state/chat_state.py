@@ -75,7 +75,8 @@ class ChatState:
         """Return the state, once; empty: there is none. `text`: the caller gets it beside the state, so the only detail
         with this very text is kept without."""
         details, members, calls = self._details, self._members, self._calls
-        self._details, self._members, self._calls = [], {}, {}
+        self._details, self._members = [], {}
+        self._calls = {}
         state: Json = _without_text(details, text) if details else {}
         return state | ({"message": members} if members else {}) | ({"calls": calls} if calls else {})
 

@@ -1,4 +1,4 @@
-"""Who has made the signatures of answers that pass untouched: a session that changes its model leaves the others' out.
+"""Makers of the signatures in answers that pass untouched: a session that changes its model leaves others' out.
 
 - No byte of such an answer is changed, so its maker is remembered by a digest of each signature: no text, no key.
 - Bounded by MOST for a process; beyond, the caller with most gives up its oldest. An unknown signature is kept in the

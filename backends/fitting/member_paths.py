@@ -19,11 +19,11 @@ Path = tuple[str, ...]
 _decode = msgspec.json.Decoder().decode
 
 
-class Gone:
+class Absent:
     """Returned for a member that is to be left out."""
 
 
-GONE: Final = Gone()
+ABSENT: Final = Absent()
 
 
 def path_of(text: str) -> Path:
@@ -42,7 +42,7 @@ def objects(value: Any) -> list[Mapping[str, Any]]:
 
 
 def altered(value: Any, path: Path, change: Callable[[Any], Any]) -> Any:
-    """`value` with each member at the path as `change` returns it, or without, where it returns GONE."""
+    """`value` with each member at the path as `change` returns it, or without, where it returns ABSENT."""
     if isinstance(value, Raw):
         if path and b'"%b"' % path[-1].encode() not in bytes(value):
             return value
@@ -58,7 +58,7 @@ def altered(value: Any, path: Path, change: Callable[[Any], Any]) -> Any:
     found = altered(value[path[0]], path[1:], change)
     if found is value[path[0]]:
         return value
-    if found is GONE:
+    if found is ABSENT:
         return {name: each for name, each in value.items() if name != path[0]}
     return {**value, path[0]: found}
 
@@ -96,12 +96,12 @@ def without(body: Json, *names: str) -> Json:
 
 
 def put(body: Json, path: Path, value: Any) -> Json:
-    """The body with a member at the path, through objects that may be missing. GONE: without, and without an object
+    """The body with a member at the path, through objects that may be missing. ABSENT: without, and without an object
     that has nothing else."""
     if len(path) > 1:
         inner = opened(body.get(path[0]))
         inner = put(dict(inner) if isinstance(inner, Mapping) else {}, path[1:], value)
-        value = inner or GONE
-    if value is GONE:
+        value = inner or ABSENT
+    if value is ABSENT:
         return without(body, path[0])
     return {**body, path[0]: value}

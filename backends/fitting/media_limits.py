@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from backends.fitting.paths import GONE, Json, Path, altered, opened, values_at
+from backends.fitting.member_paths import ABSENT, Json, Path, altered, opened, values_at
 from backends.fitting.target import Target
 from backends.interface import Operation
 from backends.translation.omissions import Omissions
@@ -53,7 +53,7 @@ def _fit_content(content: Any, target: Target, told: Omissions) -> Any:
     found = [_fit_part(part, target, told) for part in content]
     if all(new is old for new, old in zip(found, content, strict=True)):
         return content
-    return [part for part in found if part is not GONE]
+    return [part for part in found if part is not ABSENT]
 
 
 def _fit_part(part: Any, target: Target, told: Omissions) -> Any:
@@ -63,11 +63,11 @@ def _fit_part(part: Any, target: Target, told: Omissions) -> Any:
 
 def _refused(kind: str, reason: str, told: Omissions) -> Any:
     refuse(f"messages.content.{kind}", told, reason)
-    return GONE
+    return ABSENT
 
 
 def _fit_url(kind: str, url: Any, target: Target, told: Omissions) -> Any:
-    """GONE where the route drops such images; None: it is taken."""
+    """ABSENT where the route drops such images; None: it is taken."""
     split = split_data_url(url) if isinstance(url, str) else None
     if split is None:
         return None if target.facts.image_urls else _refused(kind, "the server takes images by their bytes alone", told)
@@ -85,24 +85,24 @@ def _image_url(part: Json, target: Target, told: Omissions) -> Any:
     image = opened(part.get("image_url"))
     if not isinstance(image, Mapping):
         return part
-    if _fit_url("image_url", image.get("url"), target, told) is GONE:
-        return GONE
+    if _fit_url("image_url", image.get("url"), target, told) is ABSENT:
+        return ABSENT
     found = _detailed(image, "messages.content.image_url.detail", target, told)
     return part if found is image else {**part, "image_url": found}
 
 
 def _input_image(part: Json, target: Target, told: Omissions) -> Any:
-    if part.get("image_url") and _fit_url("input_image", part["image_url"], target, told) is GONE:
-        return GONE
+    if part.get("image_url") and _fit_url("input_image", part["image_url"], target, told) is ABSENT:
+        return ABSENT
     return part
 
 
 def _image(part: Json, target: Target, told: Omissions) -> Any:
     source = opened(part.get("source")) or {}
     if source.get("type") == "url":
-        return part if _fit_url("image", source.get("url"), target, told) is None else GONE
+        return part if _fit_url("image", source.get("url"), target, told) is None else ABSENT
     if source.get("type") == "base64":
-        return part if _fit_type("image", source.get("media_type"), target, told) is None else GONE
+        return part if _fit_type("image", source.get("media_type"), target, told) is None else ABSENT
     return part
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from msgspec import Raw
 
 from backends.facts.model_facts import Reasoning, UnknownMembers
-from backends.fitting.paths import Json, opened
+from backends.fitting.member_paths import Json, opened
 from backends.fitting.target import Author, Target
 from backends.translation.omissions import Omissions
 
