@@ -26,7 +26,7 @@ import msgspec
 
 from backends import failures
 from backends.interface import EngineTimes, Failure, ReplyFacts, Tap, Usage
-from backends.stream.ends import failure_of_end, is_failed
+from backends.stream.ends import is_failed
 from backends.stream.event_shapes import ChoiceShape, ChunkShape, TokenForm, WholeShape, answers, reasons
 from backends.stream.sse import ExcerptDecoder, ServerSentEvent, StreamError, excerpt
 
@@ -231,8 +231,8 @@ class StreamTap(_ReplyTap):
         self.tokens += answer or reasoning
 
     def _end_choice(self, choice: ChoiceShape) -> None:
-        if (failure := failure_of_end(choice.finish_reason)) is not None:
-            self._fail(failure)
+        if is_failed(choice.finish_reason):
+            self._fail(failures.FAILED_INSIDE)
             return
         index = choice.index if type(choice.index) is int else 0
         self._ended_choices.add(index)
@@ -334,15 +334,13 @@ class BodyTap(_ReplyTap):
         self.ended = True
 
     def _failure_of(self, body: WholeShape) -> Failure | None:
-        """An answer of which no choice has a good end is none, whatever its status."""
+        """An answer of which each choice has failed is none, whatever its status."""
         choices = [each for each in body.choices if isinstance(each, dict)] if isinstance(body.choices, list) else []
-        if not choices:
-            return failures.FAILED_INSIDE if is_failed(body.stop_reason) else None
-        found = [failure_of_end(end) for each in choices if (end := each.get("finish_reason"))]
-        if len(found) < len(choices) or None in found:
+        ends = [each.get("finish_reason") for each in choices] or [body.stop_reason]
+        if not all(map(is_failed, ends)):
             return None
-        error = choices[0].get("error")
-        return failures.of_event(error, self._secret) if error else found[0]
+        error = choices[0].get("error") if choices else None
+        return failures.of_event(error, self._secret) if error else failures.FAILED_INSIDE
 
     def _read_usage(self, reported: Any) -> None:
         read_usage(self.usage, reported)
