@@ -82,7 +82,8 @@ def _wants_thinking(target: Target) -> bool:
 
 
 def _wants_roles(target: Target) -> bool:
-    return not target.facts.developer or target.facts.system is not System.ANYWHERE
+    is_written = target.author is Author.GATEWAY
+    return is_written or not target.facts.developer or target.facts.system is not System.ANYWHERE
 
 
 def _row(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from backends.fitting.member_paths import ABSENT, Json, Absent, altered, opened, path_of
+from backends.fitting.member_paths import ABSENT, Absent, Json, altered, opened, path_of
 from backends.fitting.target import Author, Target
 from backends.fitting.thinking import is_forced
 from backends.translation.omissions import Omissions

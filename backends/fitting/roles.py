@@ -1,8 +1,8 @@
 """Roles of messages and their order, as templates and servers take them.
 
 - A role `developer` is `system` where the server does not know it.
-- Where a system message may stand at the beginning alone, a later one is a text of the user's next turn, or of the one
-  before. Nothing stands between a call and its results.
+- Where a system message may stand at the beginning alone, those that begin a chat are one, and a later one is a text of
+  the user's next turn, or of the one before. Nothing stands between a call and its results.
 - An empty text says nothing and is left out where a server refuses it; so is white space at the end of the text that
   the model is to continue.
 """
@@ -17,7 +17,7 @@ from msgspec import Raw
 
 from backends.facts.model_facts import System
 from backends.fitting.member_paths import Json, opened, without
-from backends.fitting.target import Target
+from backends.fitting.target import Author, Target
 from backends.translation.omissions import Omissions
 from backends.translation.request_members import refuse
 
@@ -41,15 +41,15 @@ def role_of(message: Any) -> str:
 
 
 def fit_roles(body: Json, target: Target, told: Omissions) -> Json:
-    """Of a chat."""
-    messages = body.get("messages")
+    """Of a chat. One that a translation has written has the form that every server takes."""
+    messages, is_written = body.get("messages"), target.author is Author.GATEWAY
     if not isinstance(messages, list):
         return body
     found = messages
-    if not target.facts.developer:
+    if is_written or not target.facts.developer:
         found = [_as_system(message) for message in messages]
-    if target.facts.system is not System.ANYWHERE:
-        found = _systems_first(found, joined=target.facts.system is System.ONE)
+    if is_written or target.facts.system is not System.ANYWHERE:
+        found = _systems_first(found)
     same = len(found) == len(messages) and all(new is old for new, old in zip(found, messages, strict=True))
     return body if same else {**body, "messages": found}
 
@@ -60,13 +60,14 @@ def _as_system(message: Any) -> Any:
     return {**opened(message), "role": "system"} if role_of(message) == "developer" else message
 
 
-def _systems_first(messages: Sequence[Any], *, joined: bool) -> list[Any]:
+def _systems_first(messages: Sequence[Any]) -> list[Any]:
+    """One message of the system, at the beginning: templates that take several there are few."""
     roles = [role_of(message) for message in messages]
     leading = next((place for place, role in enumerate(roles) if role not in _SYSTEM), len(roles))
-    if leading <= (1 if joined else len(roles)) and not any(role in _SYSTEM for role in roles[leading:]):
+    if leading <= 1 and not any(role in _SYSTEM for role in roles[leading:]):
         return list(messages)
     head = list(messages[:leading])
-    if joined and leading > 1:
+    if leading > 1:
         contents = [opened(message).get("content") for message in head]
         head = [{"role": "system", "content": _joined(contents)}]
     return head + _as_user_text(messages[leading:], roles[leading:])

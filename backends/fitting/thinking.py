@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from backends.facts.model_facts import Forced
-from backends.fitting.member_paths import ABSENT, Json, Absent, opened, put, value_at, without
+from backends.fitting.member_paths import ABSENT, Absent, Json, opened, put, value_at, without
 from backends.fitting.target import EFFORT, Target
 from backends.interface import Operation
 from backends.translation.omissions import Omissions

@@ -95,7 +95,7 @@ def test_results_stand_directly_after_their_calls() -> None:
     found = messages(
         Facts(), {"role": "assistant", "tool_calls": [CALL, second]}, RESULT, said, {**RESULT, "tool_call_id": "b"}
     )
-    assert [turn["role"] for turn in found] == ["assistant", "tool", "tool", "developer"]
+    assert [turn["role"] for turn in found] == ["assistant", "tool", "tool", "user"]
 
 
 def test_empty_texts_and_white_space_at_the_end_are_left_out_where_refused() -> None:
