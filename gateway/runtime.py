@@ -171,7 +171,7 @@ def build_runtime(config: Config, before: Runtime | None = None) -> Runtime:
         upstreams=_upstreams(config, by_endpoint, backends),
         wanted_headers=routes.wanted_headers(),
         backends=backends,
-        dialects={pool: backend for (pool, _, _), (_, backend) in backends.items()},
+        dialects=_dialects(config, backends),
         operations=operations,
         makers={name: _maker(section) for name, section in config.pools.items()},
         native={name: frozenset.intersection(*map(operations.__getitem__, pools)) for name, pools in of_routes.items()},
@@ -197,6 +197,14 @@ def _backends(config: Config, known: Backends) -> Backends:
                 same = known.get(variant)
                 found[variant] = same if same and same[0] == wanted else (wanted, catalog.build(wanted))
     return found
+
+
+def _dialects(config: Config, backends: Backends) -> Mapping[str, Backend]:
+    """One backend of each pool; a pool whose addresses are not known yet has none for an endpoint."""
+    found = {pool: backend for (pool, _, _), (_, backend) in backends.items()}
+    return found | {
+        name: catalog.build(section.backend_config()) for name, section in config.pools.items() if name not in found
+    }
 
 
 def _maker(section: PoolSection) -> str:

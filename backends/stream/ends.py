@@ -46,7 +46,6 @@ _WORDS = {
     ),
 }
 _ENDS = {word: end for end, words in _WORDS.items() for word in words.split()}
-GOOD = frozenset(End) - {End.FAILED, End.UNKNOWN}
 _BEGINNINGS_OF_FAILURES = ("insufficient_", "error", "abort", "malformed_")
 
 
@@ -66,5 +65,8 @@ def is_failed(word: Any) -> bool:
 
 
 def failure_of_end(word: Any) -> Failure | None:
-    """The failure of an answer with this end; None: the end is good."""
-    return None if end_of(word) in GOOD else FAILED_INSIDE
+    """The failure of an answer with this end; None: the end is good. Raises ValueError for an unknown end."""
+    end = end_of(word)
+    if end is End.UNKNOWN:
+        raise ValueError("an unknown end")
+    return FAILED_INSIDE if end is End.FAILED else None

@@ -24,6 +24,7 @@ from gateway.api.inference_request import InferenceRequest, TranslatedBody
 from gateway.strict_json import encode
 
 MOST_PLANS = 2_000  # models times operations
+_CUSTOM = b'"custom"'
 Body = Mapping[str, Any]
 Steps = tuple[Translation, ...]
 
@@ -102,7 +103,7 @@ class FittedBodies:
         bodies = _Bodies(request.body if history is None else _with_own_state(request, history, told), told)
         if operation in FITTED:
             if _may_be_custom(operation, bodies.body, server.facts):
-                bodies.take(as_functions(_plain(bodies.body)))
+                bodies.take(as_functions(_decode(encode(bodies.body))))
             if (rules := self._plan(operation, server.facts, author)).concerns(bodies.body):
                 bodies.fit(rules)
         if not told.noted and not bodies.steps and _is_same(bodies.body, request.body):
@@ -154,12 +155,7 @@ def _functions(operation: Operation, then: Operation | None, body: Body, facts: 
 
 
 def _may_be_custom(operation: Operation, body: Body, facts: Facts) -> bool:
-    return operation is Operation.CHAT and not facts.custom_tools and bool(body.get("tools"))
-
-
-def _plain(body: Body) -> Body:
-    """The body decoded, where it may have custom tools."""
-    return _decode(encode(body)) if b'"custom"' in encode(body.get("tools")) else body
+    return operation is Operation.CHAT and not facts.custom_tools and _CUSTOM in encode(body.get("tools"))
 
 
 def _is_same(body: Body, given: Body) -> bool:

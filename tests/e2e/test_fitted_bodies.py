@@ -13,7 +13,7 @@ import pytest
 from tests.e2e.test_anthropic import ASKED, COMPLETION, MESSAGE, error, streamed, whole
 from tests.support.dialect_strategies import Json
 from tests.support.gateways import pool, running
-from tests.support.upstream import Script, Upstream
+from tests.support.upstream import LAST_CHUNK, STREAM_HEAD, Pause, Script, Upstream, chunk
 
 pytestmark = pytest.mark.virtual_time
 
@@ -384,7 +384,8 @@ async def test_a_stream_with_an_end_that_is_not_good_ends_in_an_error_in_another
         {"id": "1", "choices": [{"index": 0, "delta": {"content": "two"}}]},
         {"id": "1", "choices": [{"index": 0, "delta": {}, "finish_reason": end}]},
     ]
-    script = streamed(*(b"data: " + json.dumps(each).encode() + b"\n\n" for each in events), b"data: [DONE]\n\n")
+    first, last = (b"data: " + json.dumps(each).encode() + b"\n\n" for each in events)
+    script: Script = [STREAM_HEAD + chunk(first), Pause(0.05), chunk(last + b"data: [DONE]\n\n"), LAST_CHUNK]
     asked = {"max_tokens": 9, "messages": ASKED, "stream": True}
     result = await exchange(MESSAGES, asked, (chat("compatible", "a")[0], script))
     assert result.events[-1]["type"] == "error"
