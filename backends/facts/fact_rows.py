@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -17,6 +17,7 @@ from backends.facts.model_facts import Facts, SchemaRules
 _HERE = Path(__file__).parent
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml reads ten times as fast
 FACTS = frozenset(field.name for field in fields(Facts))
+_RULES = frozenset(field.name for field in fields(SchemaRules))
 Version = tuple[int, ...]
 _VERSION = r"(?P<v>\d{1,2}(?:[.-]\d{1,2}(?![\d]))?)(?!\d)"  # eight digits behind a name are a date
 
@@ -73,6 +74,7 @@ def apis() -> Mapping[str, ApiRow]:
 def schema_rules(name: str) -> SchemaRules:
     """The subset of JSON schema of `Facts.schema` and `Facts.strict_schema`."""
     rules = _read("apis.yaml")["schemas"][name] if name else {}
+    _refuse_unknown(name, rules.keys(), _RULES)
     return msgspec.convert(rules, SchemaRules)
 
 
@@ -107,6 +109,6 @@ def _api_row(name: str, written: dict[str, Any], before: Mapping[str, ApiRow]) -
     return ApiRow(name, tuple(hosts), None if names is None else tuple(names), {**inherited, **written}, over)
 
 
-def _refuse_unknown(row: str, names: set[str] | frozenset[str]) -> None:
-    if unknown := set(names) - FACTS:
+def _refuse_unknown(row: str, names: Set[str], known: Set[str] = FACTS) -> None:
+    if unknown := names - known:
         raise ValueError(f"the row of {row} has a fact that does not exist: {min(unknown)}")

@@ -71,7 +71,7 @@ def facts_of(kind: str, model: str, overrides: Mapping[str, Any] | None = None) 
     """`kind`: of the backend, or a row of apis.yaml (`api_of`). `overrides`: a pool's `accepts`, validated."""
     if not overrides:
         return _believed(kind, model)
-    return with_overrides(_believed(kind, overrides.get(LIKE, model)), overrides)
+    return with_overrides(_believed(kind, str(overrides.get(LIKE, model))), overrides)
 
 
 def with_overrides(facts: Facts, overrides: Mapping[str, Any]) -> Facts:
@@ -80,8 +80,8 @@ def with_overrides(facts: Facts, overrides: Mapping[str, Any]) -> Facts:
     refused = set(facts.refused)
     for name, value in overrides.items():
         if name == LIKE:
-            continue
-        if is_fact(name, value):
+            _check_like(value)
+        elif is_fact(name, value):
             changes[name] = _value(name, value)
         elif not isinstance(value, bool):
             raise ValueError(f"accepts.{name}: write yes or no")
@@ -103,9 +103,7 @@ def origins(kind: str, model: str, overrides: Mapping[str, Any] | None = None) -
     row, found = _api(kind), model_row(kind, overrides.get(LIKE, model))
     known = {name: Origin("api", row.name) for name in row.facts}
     if found is not None:
-        known |= {
-            name: Origin("family", f"{found.family}: {found.match.pattern}", found.source) for name in found.facts
-        }
+        known |= {name: Origin("family", found.name, found.source) for name in found.facts}
     known |= {name: Origin("api", row.name) for name in row.over}
     return known | {name: Origin("pool", "accepts") for name in overrides}
 
@@ -158,7 +156,14 @@ def _joined(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
     return joined
 
 
+def _check_like(value: Any) -> None:
+    if not isinstance(value, str):
+        raise ValueError(f"accepts.{LIKE}: write the name of a model")
+
+
 def _value(name: str, value: Any) -> Any:
+    if isinstance(getattr(_NOTHING_KNOWN, name), bool) and not isinstance(value, bool):
+        raise ValueError(f"accepts.{name}: write yes or no")
     try:
         return getattr(msgspec.convert({name: value}, Facts), name)
     except msgspec.ValidationError as error:

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from backends.catalog import KINDS, BackendKind
-from backends.facts.lookup import api_of, with_overrides
+from backends.facts.lookup import LIKE, api_of, model_row, with_overrides
 from backends.facts.model_facts import Facts
 from backends.http.tls_files import TlsFiles
 from backends.http.tunnel import ProxyAddress
@@ -230,6 +230,9 @@ class PoolSection(Section):
         if self.adapters is not None:
             self._check_adapters(self.adapters)
         self._check_servers()
+        like = self.accepts.get(LIKE)
+        if like is not None and model_row(self.api, like) is None:
+            raise ValueError(f"nothing is known of '{like}' at {self.api}; write the name of a model in accepts.like")
         return self
 
     def _check_adapters(self, adapters: AdaptersSection) -> None:
