@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import partial
 
 from gateway.admission.auth import ANYONE, Tenant
 from gateway.api.operation_fit import OperationFit
@@ -52,12 +51,8 @@ class RequestReader:
     async def estimate(self, ask: Ask) -> None:
         """Translate the body for pools of other dialects; estimate the prompt for every pool."""
         request, route, runtime = ask.request, ask.route, ask.runtime
-        operations, servers = self.operations, runtime.servers(ask.named.model)
-        has_state = operations.holds_state(ask.operation, ask.http.body)
-        is_native = ask.operation in runtime.native[route.name] and not operations.lacking and not has_state
-        if not is_native or operations.concerns(request, route, servers):
-            fit = partial(operations.fit, has_state=has_state)
-            await self.decider.off_loop(request.size, fit, request, route, servers)
+        if (work := self.operations.work(request, route, runtime.servers(ask.named.model), ask.http.body)) is not None:
+            await self.decider.off_loop(request.size, work)
         for fits in ask.plan.fit:
             fits(ask)
         ask.estimate = await self.decider.estimate(request, route, ask.tenant)

@@ -80,7 +80,6 @@ class Runtime:
     dialects: Mapping[str, Backend]  # one backend of each pool
     operations: Mapping[str, frozenset[Operation]]  # spoken natively, by pool
     makers: Mapping[str, str]  # digests of the account and the model that write the turns of a pool
-    native: Mapping[str, frozenset[Operation]]  # by route: operations of all pools
     connections: Mapping[UpstreamAddress, ConnectionPool]
     coalescer: WriteCoalescer
 
@@ -156,7 +155,6 @@ def build_runtime(config: Config, before: Runtime | None = None) -> Runtime:
     connections = {address: known.get(address) or _connections(address, coalescer) for address in addresses.values()}
     known_keys = tenants(config)
     operations = {name: catalog.kind(section.backend).dialect.native for name, section in config.pools.items()}
-    of_routes = {route.name: route.pools for route in routes.all}
     cors = None if config.server.cors is None else Cors(config.server.cors.origins)
     by_endpoint = {endpoint: connections[address] for endpoint, address in addresses.items()}
     return Runtime(
@@ -174,7 +172,6 @@ def build_runtime(config: Config, before: Runtime | None = None) -> Runtime:
         dialects=_dialects(config, backends),
         operations=operations,
         makers={name: _maker(section) for name, section in config.pools.items()},
-        native={name: frozenset.intersection(*map(operations.__getitem__, pools)) for name, pools in of_routes.items()},
         connections=connections,
         coalescer=coalescer,
     )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from time import monotonic
 
 from backends.facts.model_facts import Facts
@@ -58,6 +59,17 @@ class OperationFit:
     served: set[tuple[str, Operation]] = field(default_factory=set)
     recall: Recall | None = None  # of signatures in answers that have passed untouched; None: nothing is remembered
     bodies: FittedBodies = field(default_factory=FittedBodies)
+
+    def work(
+        self, request: InferenceRequest, route: Route, servers: Servers, written: bytes
+    ) -> Callable[[], None] | None:
+        """The fit of a request, which may take long; None: every pool gets the body as it is. `written`: the body as
+        the caller has sent it."""
+        has_state = self.holds_state(request.operation, written)
+        is_native = not self.lacking and all(request.operation in servers.native[pool] for pool in route.pools)
+        if is_native and not has_state and not self.concerns(request, route, servers):
+            return None
+        return partial(self.fit, request, route, servers, has_state=has_state)
 
     def concerns(self, request: InferenceRequest, route: Route, servers: Servers) -> bool:
         """True where a pool that speaks the request's dialect may need another body."""

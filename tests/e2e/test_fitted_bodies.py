@@ -461,3 +461,30 @@ async def test_a_fallback_among_models_of_one_provider_gets_no_foreign_signature
     got = json.loads(sonnet.requests[-1].body)
     assert "signature" not in said(got)
     assert got["messages"][1]["content"] == [{"type": "text", "text": "so"}]
+
+
+# ------------------------------------------------------------------- explain (20)
+
+
+async def test_explain_makes_the_checks_of_a_request() -> None:
+    """A pool that cannot express the request is rejected by name, and what another would lose is told."""
+    sections = {"a": {"backend": "anthropic", "model": "claude-opus-5"}, "b": {"backend": "openai", "model": "gpt-4.1"}}
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(Upstream(whole(COMPLETION)))
+        pools = {name: pool(server.url, api_key="k", **section) for name, section in sections.items()}
+        gateway = await stack.enter_async_context(running(pools, {"r": {"tiers": ["a", "b"]}}))
+        session = await stack.enter_async_context(aiohttp.ClientSession())
+
+        async def explained(**members: Any) -> Json:
+            asked = {"model": "r", "messages": ASKED, **members}
+            async with session.post(f"{gateway.admin_url}/explain?path={CHAT}", json=asked) as answer:
+                found: Json = await answer.json()
+            return found
+
+        refused = await explained(seed=7)
+        assert [each["reason"] for each in refused["rejected"]] == [
+            "'seed' cannot be expressed in the dialect of the backend"
+        ]
+        lost = await explained(temperature=0)
+        assert lost["left_out"] == {"a": ["temperature"]}
+        assert not server.requests
