@@ -46,7 +46,7 @@ _KNOWN: Mapping[str, Any] = {
     "frequency_penalty": 0,
     "presence_penalty": 0,
     "modalities": ["text"],
-    "verbosity": "medium",
+    "verbosity": ANY,
 }
 _FUNCTION = dict.fromkeys(("name", "description", "parameters", "strict"), ANY)
 _MESSAGE: Mapping[str, Any] = {
@@ -56,7 +56,7 @@ _MESSAGE: Mapping[str, Any] = {
     "audio": None,
     "function_call": None,
 }
-_IMAGE = {"url": ANY, "detail": "auto"}
+_IMAGE = {"url": ANY, "detail": ANY}
 _PART = dict.fromkeys(("type", "cache_control", "prompt_cache_breakpoint"), ANY)
 _PARTS = {kind: {**_PART, kind: ANY} for kind in ("text", "refusal", "image_url", "file")}
 _CHOICES = {"auto": "auto", "required": "any", "none": "none"}
@@ -131,6 +131,8 @@ def _options(members: Mapping[str, Any], is_forced: bool, dropped: Omissions) ->
         options["service_tier"] = _TIERS[members["service_tier"]]
     elif "service_tier" in members:
         dropped.leave_out("service_tier")
+    if members.get("verbosity", "medium") != "medium":
+        dropped.leave_out("verbosity")
     return options
 
 
@@ -306,6 +308,8 @@ def _part(part: Mapping[str, Any], dropped: Omissions) -> list[Json]:
 
 def _image(image: Mapping[str, Any], dropped: Omissions) -> list[Json]:
     refuse_others(image, _IMAGE, "messages.content.image_url", dropped)
+    if image.get("detail") not in (None, "auto"):
+        dropped.leave_out("messages.content.image_url.detail")
     split = split_data_url(image["url"])
     if split is None:
         return [{"type": "image", "source": {"type": "url", "url": image["url"]}}]

@@ -61,6 +61,7 @@ _BLOCKS: Mapping[str, Mapping[str, Any]] = {
     "redacted_thinking": {**_BLOCK, "data": ANY, STATE: ANY},
 }
 _DIRECT = {"type": "direct"}
+_SEARCH = "tool_search_tool"  # a tool of the provider, with the way of searching and a date behind it
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _TIERS = {"auto": "auto", "standard_only": "default"}
 _EFFORTS = ((2048, "low"), (8192, "medium"))  # by the budget of thinking tokens, at most; else high
@@ -137,8 +138,12 @@ def _tools(members: Mapping[str, Any], dropped: Omissions) -> Json:
 
 
 def _is_translatable(tool: Mapping[str, Any], dropped: Omissions) -> bool:
-    """False for a tool of the provider: refused or dropped by tool type."""
+    """False for a tool of the provider: refused or dropped by tool type. A search of tools is left out: a chat offers
+    all of them."""
     kind = tool.get("type", "custom")
+    if str(kind).startswith(_SEARCH):
+        dropped.leave_out(f"tools.{_SEARCH}")
+        return False
     if kind not in ("custom", None):
         refuse(f"tools.{kind}", dropped)
         return False

@@ -32,7 +32,6 @@ def messages(*turns: Json, **members: Any) -> Json:
         ({"audio": {"voice": "x"}}, "audio"),
         ({"prediction": {"type": "content"}}, "prediction"),
         ({"store": True}, "store"),
-        ({"verbosity": "low"}, "verbosity"),
         ({"web_search_options": {}}, "web_search_options"),
         ({"functions": [{"name": "f"}]}, "functions"),
         ({"min_p": 0.1}, "min_p"),
@@ -61,6 +60,7 @@ def test_a_member_without_equivalent_is_refused_by_name(members: Json, param: st
     [
         ({"temperature": 1.5}, {"temperature": 1}),
         ({"service_tier": "flex"}, {}),
+        ({"verbosity": "low"}, {}),
         ({"reasoning_effort": "minimal"}, {"thinking": {"type": "adaptive"}, "output_config": {"effort": "low"}}),
     ],
 )
@@ -79,13 +79,20 @@ def test_a_hint_or_a_value_beyond_the_dialect_is_left_out_or_the_nearest_and_tol
         ({"type": "video_url", "video_url": {}}, "messages.content.video_url"),
         ({"type": "file", "file": {"file_id": "f"}}, "messages.content.file"),
         ({"type": "file", "file": {"file_data": "data:text/csv;base64,AAEC"}}, "messages.content.file"),
-        ({"type": "image_url", "image_url": {"url": "u", "detail": "high"}}, "messages.content.image_url.detail"),
     ],
 )
 def test_content_without_equivalent_is_refused_by_name(part: Json, param: str) -> None:
     with pytest.raises(UntranslatableError) as refusal:
         messages({"role": "user", "content": [part]})
     assert refusal.value.param == param
+
+
+def test_the_detail_of_a_picture_is_a_hint() -> None:
+    told = Omissions()
+    part = {"type": "image_url", "image_url": {"url": "u", "detail": "high"}}
+    sent = CHAT_TO_MESSAGES.request({"model": "m", "messages": [{"role": "user", "content": [part]}]}, told)
+    assert sent["messages"][0]["content"] == [{"type": "image", "source": {"type": "url", "url": "u"}}]
+    assert [*told.noted] == ["messages.content.image_url.detail"]
 
 
 def test_values_that_say_nothing_are_left_out() -> None:
