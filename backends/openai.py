@@ -146,10 +146,10 @@ class OpenAI(Backend):
         elif "stream" in body:
             body["stream"] = False
         if forward.max_tokens is not None:
-            self._cap(body, forward.operation, forward.max_tokens)
+            self._cap(body, forward.operation, forward.max_tokens, self.facts(forward.model))
         return body
 
-    def _cap(self, body: dict[str, Any], operation: Operation, cap: int) -> None:
+    def _cap(self, body: dict[str, Any], operation: Operation, cap: int, facts: Facts) -> None:
         """Lower the caller's limit to `cap`; set the cap if the limit is absent, unlimited (below 0) or no number.
 
         Servers read the text "100000" as a number.
@@ -160,12 +160,12 @@ class OpenAI(Backend):
             if type(body[name]) not in (int, float) or not 0 <= body[name] <= cap:
                 body[name] = cap
         if limits and not asked:
-            body[self.limit_name if operation is Operation.CHAT else limits[-1]] = cap
+            body[(facts.limit or self.limit_name) if operation is Operation.CHAT else limits[-1]] = cap
         for name in _LEAST:
             if type(body.get(name)) in (int, float) and body[name] > cap:
                 body[name] = cap  # engines refuse a least number above the limit
         if operation is Operation.MESSAGES:
-            _fit_thinking(body, cap)
+            _fit_thinking(body, cap, facts)
 
     def lost(self, forward: BackendRequest) -> tuple[str, ...]:
         cap, messages = forward.max_tokens, forward.operation is Operation.MESSAGES
@@ -216,12 +216,15 @@ def has_no_room_to_think(body: Mapping[str, Any], cap: int) -> bool:
     return type(budget) is int and budget >= cap and cap <= MIN_THINKING
 
 
-def _fit_thinking(body: dict[str, Any], cap: int) -> None:
-    """Lower a budget of thinking below the cap: servers refuse a larger one, and one below MIN_THINKING."""
+def _fit_thinking(body: dict[str, Any], cap: int, facts: Facts) -> None:
+    """Lower a budget of thinking below the cap: servers refuse a larger one, and one below MIN_THINKING. Without room,
+    thinking is switched off, or left to a model that always thinks."""
     thinking = body.get("thinking")
     budget = thinking.get("budget_tokens") if isinstance(thinking, dict) else None
     if has_no_room_to_think(body, cap):
         body["thinking"] = {"type": "disabled"}
+        if facts.thinking_off is None:
+            del body["thinking"]
     elif isinstance(thinking, dict) and type(budget) is int and budget >= cap:
         body["thinking"] = {**thinking, "budget_tokens": cap - 1}
 

@@ -24,7 +24,6 @@ from backends.translation.turn_state.seals import Opened, is_seal, opened
 STATE = "firsttoken_state"  # member of a block or item on its way to a translation
 Recall = Callable[[str], str]  # the maker of a signature or cipher that no seal names; empty: not known
 Block = Mapping[str, Any]
-_CALL_IDS = ("id", "tool_use_id", "call_id", "tool_call_id")
 
 
 def unknown(_: str) -> str:
@@ -65,7 +64,8 @@ class TurnHistory:
         if kind == "redacted_thinking":
             return self._thinking(block, "data", dropped)
         if kind in ("tool_use", "tool_result"):
-            return self._call(block, "id" if kind == "tool_use" else "tool_use_id", f"messages.content.{kind}", dropped)
+            member, is_result = ("tool_use_id", True) if kind == "tool_result" else ("id", False)
+            return self._call(block, member, f"messages.content.{kind}", dropped, is_result=is_result)
         return block
 
     def _thinking(self, block: Json, member: str, dropped: Omissions) -> Any:
@@ -88,7 +88,7 @@ class TurnHistory:
     def _chat_turn(self, turn: Any, dropped: Omissions) -> Any:
         if not isinstance(turn, dict):
             return turn
-        found = self._call(turn, "tool_call_id", "messages", dropped)
+        found = self._call(turn, "tool_call_id", "messages", dropped, is_result=True)
         if isinstance(calls := turn.get("tool_calls"), list):
             found["tool_calls"] = [
                 without_state(self._call(each, "id", "messages.tool_calls", dropped)) for each in calls
@@ -127,7 +127,9 @@ class TurnHistory:
             return item
         if "encrypted_content" in item:
             return self._encrypted(item, dropped)
-        return self._call(item, "call_id", "input", dropped) if "call_id" in item else item
+        if "call_id" not in item:
+            return item
+        return self._call(item, "call_id", "input", dropped, is_result=str(item.get("type")).endswith("_output"))
 
     def _encrypted(self, item: Json, dropped: Omissions) -> Json | None:
         found, kind = opened(item["encrypted_content"]), str(item.get("type"))
@@ -156,17 +158,17 @@ class TurnHistory:
         maker = self._recall(value)
         return Opened(maker, value) if maker and maker != self._maker else None
 
-    def _call(self, call: Any, member: str, place: str, dropped: Omissions) -> Any:
+    def _call(self, call: Any, member: str, place: str, dropped: Omissions, *, is_result: bool = False) -> Any:
         """A call or its result with the server's own id, and the call with its state."""
         if not isinstance(call, dict):
             return call
         found = opened(call.get(member))
         if found is None or not isinstance(found.state, dict):
             return dict(call)
-        own, state = found.state.get("id"), found.state.get("state")
+        own, state = found.state.get("id"), None if is_result else found.state.get("state")
         if found.maker == self._maker and not self._is_native:
-            return {**call, member: own, **({STATE: state} if state and member in ("id", "call_id") else {})}
-        if state and member in ("id", "call_id"):
+            return {**call, member: own, **({STATE: state} if state else {})}
+        if state:
             dropped.leave_out(f"{place}.state")
         return {**call, member: plain_id(own)}
 
