@@ -34,7 +34,7 @@ from backends.fitting.names_in_answers import names_back
 from backends.fitting.past_turns import fit_history, wants_history
 from backends.fitting.roles import fit_items, fit_roles, fit_texts, fit_turns, fit_user_turn, results_after_calls
 from backends.fitting.sampling import fit_sampling
-from backends.fitting.schemas import fit_schemas
+from backends.fitting.schemas import fit_form, fit_schemas
 from backends.fitting.target import Author, Rule, Target
 from backends.fitting.thinking import efforts_of, fit_thinking
 from backends.fitting.tools import fit_leaning, fit_parallel, fit_tools
@@ -123,6 +123,7 @@ _ROWS = (
     _row(fit_thinking, "reasoning_effort reasoning thinking output_config tool_choice", _wants_thinking),
     _row(fit_sampling, _SAMPLING, _differs("sampling", "temperature")),
     _row(fit_top_logprobs, "top_logprobs", _differs("top_logprobs")),
+    _row(fit_form, "response_format output_config text", _differs("json_schema", "json_object")),
     _row(_fit_schemas, "tools response_format output_config text", _differs("schema", "strict_schema")),
     _row(fit_media, "messages input", _differs("media", "image_urls", "files", "details", "most_images")),
     _row(fit_stops, "stop stop_sequences", _differs("stops", "stop_bytes")),

@@ -12,7 +12,7 @@ from typing import Any
 from msgspec import Raw
 
 from backends.facts.model_facts import Reasoning, UnknownMembers
-from backends.fitting.member_paths import Json, opened
+from backends.fitting.member_paths import Json, opened, path_of, put, value_at
 from backends.fitting.target import Author, Target
 from backends.translation.omissions import Omissions
 
@@ -38,7 +38,7 @@ def wants_history(target: Target) -> bool:
     facts = target.facts
     if facts.unknown_members is UnknownMembers.EVERYWHERE or facts.reasoning is Reasoning.REFUSED:
         return True
-    return target.author is Author.GATEWAY or _is_demanding(target)
+    return target.author is Author.GATEWAY or _is_demanding(target) or bool(facts.call_state_placeholder)
 
 
 def _is_demanding(target: Target) -> bool:
@@ -56,6 +56,7 @@ def _turn(message: Any, target: Target, told: Omissions) -> Any:
     found = _with_reasoning(turn, target, told) if turn.get("role") == "assistant" else turn
     if is_strict:
         found = _known_alone(found, target, told)
+    found = _with_call_state(found, target)
     return message if found is turn else found
 
 
@@ -83,6 +84,19 @@ def _returned(turn: Json, target: Target) -> Json:
     if not text and turn.get("tool_calls") and _is_demanding(target):
         text = _PLACEHOLDER
     return {**{name: value for name, value in turn.items() if name not in _TEXTS}, member: text} if text else turn
+
+
+# -- state of calls ------------------------------------------------------------------------------------
+
+
+def _with_call_state(turn: Json, target: Target) -> Json:
+    """Calls of another model, which have no state, with the value that the server takes in its place. One call of a
+    turn has state: the first."""
+    placeholder, path = target.facts.call_state_placeholder, path_of(target.facts.call_state)
+    calls = turn.get("tool_calls")
+    if not placeholder or not calls or any(value_at(call, path) for call in calls):
+        return turn
+    return {**turn, "tool_calls": [put(dict(calls[0]), path, placeholder), *calls[1:]]}
 
 
 # -- members that the dialect has and the server has not ------------------------------------------------

@@ -16,10 +16,11 @@ from typing import Any
 import msgspec
 
 from backends.facts.model_facts import SchemaRules
-from backends.fitting.member_paths import Json, altered, opened, put, value_at
+from backends.fitting.member_paths import ABSENT, Json, Path, altered, opened, put, value_at
 from backends.fitting.target import SCHEMA_OF_ANSWER, SCHEMA_OF_TOOL, Target
 from backends.interface import Operation
 from backends.translation.omissions import Omissions
+from backends.translation.request_members import refuse
 
 RulesOf = Callable[[str], SchemaRules]
 
@@ -29,6 +30,25 @@ _SINGLE = ("items", "additionalProperties", "not", "if", "then", "else", "contai
 _ROOT_UNIONS = ("anyOf", "oneOf", "allOf")
 _UNTOLD = ("$schema", "title", "default", "additionalProperties")  # say nothing that an answer could miss
 _encode = msgspec.json.Encoder(order="sorted").encode
+
+
+_FORM_OF_ANSWER: Mapping[Operation, Path] = {
+    Operation.CHAT: ("response_format", "type"),
+    Operation.MESSAGES: ("output_config", "format", "type"),
+    Operation.RESPONSES: ("text", "format", "type"),
+}
+
+
+def fit_form(body: Json, target: Target, told: Omissions) -> Json:
+    """The form of the answer, which is meant: a server without it is not asked."""
+    facts, path = target.facts, _FORM_OF_ANSWER[target.operation]
+    form = value_at(body, path)
+    if (form == "json_schema" and facts.json_schema) or (form == "json_object" and facts.json_object):
+        return body
+    if form not in ("json_schema", "json_object"):
+        return body
+    refuse(".".join(path[:-1]), told, f"the server has no answers of the form {form}")
+    return put(body, path[:-1], ABSENT)
 
 
 def fit_schemas(body: Json, target: Target, told: Omissions, rules_of: RulesOf) -> Json:

@@ -108,3 +108,15 @@ def test_empty_texts_and_white_space_at_the_end_are_left_out_where_refused() -> 
     facts = facts_of("anthropic", "claude-haiku-4-5")
     sent = fitted(facts, MESSAGES, {"messages": turns, "system": [{"type": "text", "text": ""}]})[0]
     assert sent == {"messages": [{"role": "user", "content": [text]}, {"role": "assistant", "content": "so"}]}
+
+
+@pytest.mark.parametrize("author", Author)
+def test_a_call_without_the_state_that_a_server_wants_has_the_documented_placeholder(author: Author) -> None:
+    """The first call of a turn, where no call of it has any: another model wrote the turn."""
+    facts, path = facts_of("gemini", "gemini-3-pro"), "skip_thought_signature_validator"
+    own = {**CALL, "extra_content": {"google": {"thought_signature": "own"}}}
+    turn: Json = {"role": "assistant", "content": None, "tool_calls": [CALL, CALL]}
+    found = messages(facts, ASKED, turn, author=author)[1]["tool_calls"]
+    assert found == [{**CALL, "extra_content": {"google": {"thought_signature": path}}}, CALL]
+    signed = {**turn, "tool_calls": [own, CALL]}
+    assert messages(facts, ASKED, signed, author=author)[1]["tool_calls"] == [own, CALL]

@@ -200,3 +200,14 @@ def test_stops_labels_and_limits_fit() -> None:
     sent, told = fitted(OPENAI, CHAT, members)
     assert (sent["stop"], len(sent["user"]), sent["max_completion_tokens"]) == (list("abcd"), 64, 5)
     assert told == ["metadata", "stop"]
+
+
+@pytest.mark.parametrize("form", ["json_schema", "json_object"])
+def test_a_server_without_the_form_of_an_answer_is_not_asked(form: str) -> None:
+    """The form is meant. The one server of a route judges it itself."""
+    facts = Facts(json_schema=False, json_object=False)
+    asked: Json = {"response_format": {"type": form}}
+    with pytest.raises(UntranslatableError, match="response_format"):
+        fitted(facts, CHAT, asked)
+    assert fitted(facts, CHAT, asked, Author.KNOWING) == (asked, [])
+    assert fitted(Facts(), CHAT, asked) == (asked, [])
