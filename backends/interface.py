@@ -268,7 +268,7 @@ class Backend(Protocol):
         return self
 
     def lost(self, forward: BackendRequest) -> tuple[str, ...]:
-        """Members of the caller's that the cap on the output leaves no room for. Asked where there is a cap."""
+        """Members of the caller's that the configuration drops, or that the cap on the output leaves no room for."""
         return ()
 
     def tap(self, forward: BackendRequest) -> Tap: ...

@@ -169,7 +169,9 @@ class OpenAI(Backend):
 
     def lost(self, forward: BackendRequest) -> tuple[str, ...]:
         cap, messages = forward.max_tokens, forward.operation is Operation.MESSAGES
-        return ("thinking",) if messages and cap is not None and has_no_room_to_think(forward.body, cap) else ()
+        lost = () if not self.config.drop else tuple(sorted(self.config.drop & forward.body.keys()))
+        no_room = messages and cap is not None and has_no_room_to_think(forward.body, cap)
+        return (*lost, "thinking") if no_room and "thinking" not in lost else lost
 
     def tap(self, forward: BackendRequest) -> Tap:
         if forward.operation is Operation.MESSAGES:

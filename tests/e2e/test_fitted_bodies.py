@@ -155,6 +155,19 @@ async def test_reasoning_in_a_history_is_left_out_where_the_server_refuses_the_m
     assert result.told == {"messages.reasoning_content", "messages.provider_specific_fields"}
 
 
+async def test_what_a_pool_drops_is_told() -> None:
+    asked = {"messages": ASKED, "temperature": 0, "top_p": 0.5}
+    result = await exchange(CHAT, asked, chat("compatible", "m", drop=["temperature", "seed"]))
+    assert ("temperature" in result.got, result.got["top_p"], result.told) == (False, 0.5, {"temperature"})
+
+
+async def test_a_developer_is_the_system_where_the_pool_says_that_its_servers_know_none() -> None:
+    """For chat callers too: a translated chat never has one."""
+    turns = [{"role": "developer", "content": "d"}, *ASKED]
+    result = await exchange(CHAT, {"messages": turns}, chat("compatible", "m", accepts={"developer": False}))
+    assert [turn["role"] for turn in result.got["messages"]] == ["system", "user"]
+
+
 async def test_a_speed_hint_is_left_out_and_told() -> None:
     result = await exchange(CHAT, {"messages": ASKED, "service_tier": "fast"}, claude("claude-opus-4-5"))
     assert (result.status, result.told) == (200, {"service_tier"})
