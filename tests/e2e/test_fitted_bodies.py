@@ -476,6 +476,17 @@ async def test_a_fallback_among_models_of_one_provider_gets_no_foreign_signature
     assert got["messages"][1]["content"] == [{"type": "text", "text": "so"}]
 
 
+async def test_an_error_is_of_the_pool_that_wrote_it() -> None:
+    busy = claude("claude-opus-4-5")[0], whole(error("overloaded_error"), "529 Busy")
+    refusing = claude("claude-sonnet-4-5")[0], whole(error("invalid_request_error"), "400 Bad")
+    result = await exchange(MESSAGES, {"max_tokens": 9, "messages": ASKED}, busy, refusing)
+    assert (result.status, result.headers["x-firsttoken-pool"], result.headers["x-firsttoken-attempts"]) == (
+        400,
+        "p1",
+        "2",
+    )
+
+
 # ------------------------------------------------------------------- explain (20)
 
 
