@@ -109,6 +109,39 @@ def said(body: Json) -> str:
     return json.dumps(body)
 
 
+# ------------------------------------------------------------------- what nothing is about
+
+WRITTEN = (
+    b'{"role" : "user", "content":"h\\u0069 \\/ <>"}',
+    b'{"role":"assistant","content": null,"tool_calls":[{"id":"call_1", "type":"function",'
+    b'"function":{"name":"f","arguments":"{ \\"q\\": 1.0 }"}}]}',
+    b'{"tool_call_id":"call_1","role":"tool","content":"r"}',
+)
+
+
+@pytest.mark.parametrize("more", [0, 1])
+@pytest.mark.parametrize(("backend", "model"), [("openai", "gpt-4.1"), ("vllm", "qwen3"), ("compatible", "m")])
+async def test_messages_that_no_fact_is_about_are_sent_as_they_were_written(
+    backend: str, model: str, more: int
+) -> None:
+    """To the byte, on a route with one pool and on one with several, with tools beside them."""
+    tools = json.dumps([function(schema={"type": "object", "properties": {}})])
+    body = b'{"model":"r","tools":%b,"messages":[%b]}' % (tools.encode(), b",".join(WRITTEN))
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(Upstream(*[whole(COMPLETION)] * 3))
+        section, _ = chat(backend, model)
+        pools = {f"p{number}": pool(server.url, **section) for number in range(1 + more)}
+        gateway = await stack.enter_async_context(running(pools, {"r": {"tiers": list(pools)}}))
+        session = await stack.enter_async_context(aiohttp.ClientSession())
+        async with session.post(
+            f"{gateway.url}{CHAT}", data=body, headers={"content-type": "application/json"}
+        ) as answer:
+            assert (answer.status, answer.headers.get("x-firsttoken-left-out")) == (200, None)
+        [received] = [each.body for each in server.requests if each.body]
+    assert b'"messages":[%b]' % b",".join(WRITTEN) in received
+    assert tools.encode() in received
+
+
 # ------------------------------------------------------------------- members that a model refuses (1, 5, 7)
 
 
