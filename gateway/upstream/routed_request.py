@@ -14,7 +14,7 @@ from gateway.api.inference_request import InferenceRequest
 from gateway.api.request_headers import new_request_id
 from gateway.observe.timeline import RequestTimeline
 from gateway.upstream.upstream import Upstream
-from policies.attempts.attempt_events import AttemptLimits
+from policies.attempts.wire import AttemptLimits
 from policies.routes.route import Route
 from policies.types import FOREVER, Attempt, Decision, Endpoint, PromptEstimate
 
@@ -151,6 +151,7 @@ class RoutedRequest:
             priority=self._priority() if upstream.priority else None,
             session_id=request_id if upstream.kv_events else "",
             model_is_callers=bool(self.model),
+            changes=request.changes.get(pool, ()),
         )
 
     def _priority(self) -> int:
