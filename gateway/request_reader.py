@@ -50,7 +50,7 @@ class RequestReader:
 
     async def estimate(self, ask: Ask) -> None:
         """Translate the body for pools of other dialects; estimate the prompt for every pool."""
-        request, route, runtime = ask.request, ask.route, ask.runtime
+        request, route, runtime = ask.request, ask.plan.route, ask.runtime
         if ask.operation not in runtime.native[route.name] or self.operations.lacking:
             await self.decider.off_loop(request.size, self.operations.fit, request, route, runtime.operations)
         for fit in ask.plan.fit:
