@@ -128,7 +128,7 @@ IDEAS = (
     Idea(
         "late binding",
         "requests are dispatched at once, as if there were always room",
-        ((HoldRules, "_no_room", _nothing), OPEN),
+        ((hold_rules, "no_room", _nothing), OPEN),
     ),
     Idea("TPOT pressure limit", "answers in progress never close an engine", (OPEN,)),
     Idea(
