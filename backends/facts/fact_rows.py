@@ -76,6 +76,7 @@ class TierRules:
     leaving: int
     previews: str
     no_chat: str
+    other_work: str
     embeddings: str
 
 

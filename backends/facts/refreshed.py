@@ -151,7 +151,7 @@ def _check_models(document: Document) -> None:
             _check_row(row)
     priors, tiers = msgspec.convert(document["priors"], PriorRules), msgspec.convert(document["tiers"], TierRules)
     named = [priors.names[name] for name in ("shows", "large", "small")]
-    for pattern in (*named, tiers.previews, tiers.no_chat, tiers.embeddings):
+    for pattern in (*named, tiers.previews, tiers.no_chat, tiers.other_work, tiers.embeddings):
         re.compile(pattern)
     if "other" not in priors.seconds:
         raise BadFacts("priors.seconds has no row for `other` APIs")
