@@ -38,6 +38,7 @@ _TUNED = re.compile(r"^ft:")
 _POINT = re.compile(r"(?<=\d)p(?=\d)")  # Fireworks writes 5p3
 _NUMBER = re.compile(r"(?<![\d.])\d{1,2}(?:[.-]\d{1,2}(?!\d))?(?![\db])")  # neither a date nor a count of parameters
 _NOTHING_KNOWN = Facts()
+GONE = "gone"  # in place of a day, of a model that has ended
 LIKE = "like"  # override with the name of the model whose row holds, as a deployment's name tells none
 
 

@@ -157,6 +157,8 @@ def _add_commands(command: AddCommand) -> None:
     _add_agents(command("agents", "the settings of a coding agent, to paste", "gateway.cli.agents.command:agents"))
     keys = "stored keys of callers: add, revoke, list"
     _add_keys(command("keys", keys, "gateway.cli.config_commands:keys"))
+    believed = "what is believed of a model and whence; newer facts in place of the release's: show, update"
+    _add_facts(command("facts", believed, "gateway.cli.facts_command:facts"))
     top = command("top", "live view of a running gateway: routes, endpoints, slowest requests", "gateway.cli.top:top")
     top.add_argument("--admin", type=address, metavar="URL", default=ADMIN, help="its admin port")
     top.add_argument("--interval", type=positive, default=2.0, metavar="S", help="seconds between two polls")
@@ -257,6 +259,18 @@ def _add_keys(keys: argparse.ArgumentParser) -> None:
                 "--cache-group", metavar="NAME", help="keys of one group share prefix caches (default: its own)"
             )
         action.add_argument("--config", dest="files", help="of the gateway, with state.keys (default: none)", **FILES)
+
+
+def _add_facts(facts: argparse.ArgumentParser) -> None:
+    actions = facts.add_subparsers(metavar="ACTION", dest="action", required=True, parser_class=CommandParser)
+    show = actions.add_parser("show", help="print each fact of a model, with its source")
+    show.add_argument("model", metavar="MODEL")
+    show.add_argument("--pool", metavar="NAME", help="as this pool of the configuration believes (default: none)")
+    show.add_argument("--config", dest="files", help="with its pools and newer facts (default: none)", **FILES)
+    update = actions.add_parser("update", help="check a newer file of facts, and keep it in state.dir")
+    update.add_argument("--from", dest="source", metavar="FILE|URL", required=True, help="models.yaml or apis.yaml")
+    update.add_argument("--digest", metavar="sha256:...", help="of its contents; a URL needs it (default: none)")
+    update.add_argument("--config", dest="files", help="of the gateway, with state.dir (default: none)", **FILES)
 
 
 def _add_import(importing: argparse.ArgumentParser) -> None:

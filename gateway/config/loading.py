@@ -22,6 +22,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from backends.catalog import KINDS
+from backends.facts import refreshed
 from gateway.config.config_errors import ConfigError, Problem, SourceLocation, did_you_mean, dotted
 from gateway.config.config_errors import Path as KeyPath
 from gateway.config.field_types import authority
@@ -42,6 +43,7 @@ def load(paths: Sequence[Path], environ: Mapping[str, str], kind: type[Config] =
     """Files in order, each merged over the previous ones; without files, the environment. `kind`: with the keys of
     parts."""
     document = reduce(merge, _documents(paths, environ)) if paths else _from_environment(environ)
+    _use_facts(document)
     return validated(document, kind)
 
 
@@ -59,10 +61,18 @@ def load_without_secrets(
     """The configuration with a placeholder for each variable that is not set, and the keys of these; None where no
     placeholder fits. Raises ConfigError for every problem besides."""
     document = reduce(merge, _documents(paths, environ, any_variable=True))
+    _use_facts(document)
     config, found = _checked(document, kind)
     if document.problems or found:
         raise _error(found, document)
     return config, sorted(map(dotted, document.unset))
+
+
+def _use_facts(document: Document) -> None:
+    """Newer facts of `state.dir` hold before the sections are checked, which may name a model of theirs."""
+    state = document.data.get("state")
+    folder = state.get("dir") if isinstance(state, dict) else None
+    refreshed.use(folder if isinstance(folder, str) else None)
 
 
 def _checked(document: Document, kind: type[Config]) -> tuple[Config | None, list[Problem]]:

@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from backends.catalog import KINDS
+from backends.facts.fact_rows import tier_rules
 from backends.http.connection_pool import BackendAddress
 from gateway.cli.live.live_facts import least_window
 from gateway.config.config_errors import ConfigError
@@ -25,7 +26,6 @@ GATEWAY = "firsttoken"  # owner of models that another gateway lists
 MOST_MODELS = 400
 LONGEST_NAME = 128  # characters
 _NAME = re.compile(rf"[!-)+-~]{{1,{LONGEST_NAME}}}")  # visible ASCII without `*`
-_OTHER_WORK = re.compile(r"whisper|tts|dall-e|image|audio|realtime|transcribe|moderation|sora|veo|imagen|speech|ocr")
 _OWNERS = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llamacpp", "tensorrt_llm": "trtllm"}
 _LM_STUDIO = "organization_owner"
 _KEYS = {  # variables with the key of an API, where it is not NAME_API_KEY alone
@@ -155,7 +155,8 @@ def listed_models(answer: Any) -> ListedModels | None:
         return None
     entries = [entry for entry in data if isinstance(entry, dict) and isinstance(entry.get("id"), str)]
     names = dict.fromkeys(entry["id"].removeprefix("models/") for entry in entries)
-    usable = [name for name in names if _NAME.fullmatch(name) and not _OTHER_WORK.search(name)][:MOST_MODELS]
+    other_work = tier_rules().other_work
+    usable = [name for name in names if _NAME.fullmatch(name) and not re.search(other_work, name)][:MOST_MODELS]
     owner = entries[0].get("owned_by") if entries else ""
     window = least_window(entry for entry in entries if entry["id"].removeprefix("models/") in usable)
     return ListedModels(usable, len(data) - len(usable), owner if isinstance(owner, str) else "", window)

@@ -1,0 +1,201 @@
+"""`firsttoken facts`: what is believed of a model and whence, and newer rows in place of those of the release.
+
+`show` prints each fact that a row or a pool states, with its source, and names those of which nothing is known.
+`update` reads a file of facts, checks its digest and every row, and writes it whole to `state.dir`; of a file that is
+bad, or not newer than the one in use, nothing is kept. Gateways read it when they start and when they reload.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, fields
+from enum import Enum
+from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+from urllib.request import urlopen
+
+from backends.facts import refreshed
+from backends.facts.fact_rows import APIS, MODELS, Document, apis, in_use, is_refreshed, read_on
+from backends.facts.lookup import LIKE, Origin, facts_of, is_fact, model_row, origins
+from backends.facts.model_facts import Facts
+from backends.facts.priors import prior_ttft
+from gateway.cli.tables import aligned
+from gateway.config.config_errors import ConfigError, nearest
+from gateway.config.loading import load
+from gateway.config.models import Config
+from gateway.files import NotAFile, read_regular, replace_file
+from gateway.part_list import CONFIG
+
+PATIENCE = 30.0  # s for a URL
+ANY = "compatible"  # API of a model whose family is of no API
+PREFIX = "sha256:"
+
+
+def facts(args: argparse.Namespace) -> int:
+    """Raises ConfigError for every mistake of the operator."""
+    config = load(args.files, os.environ, CONFIG) if args.files else None
+    if args.action == "show":
+        print("\n".join(shown(args.model, args.pool, config)))
+    else:
+        print("\n".join(updated(args.source, args.digest, config)))
+    return 0
+
+
+# ---------------------------------------------------------------- show
+
+
+def shown(model: str, pool: str | None, config: Config | None) -> list[str]:
+    """Lines of a table, and one of what is not known."""
+    api, own = (_api_of(model), {}) if pool is None else _of_pool(pool, config)
+    believed, whence = facts_of(api, model, own), origins(api, model, own)
+    rows = [(name, _text(getattr(believed, name)), _whence(whence[name], own)) for name in _stated(whence, own)]
+    members = [(name, _text(own[name]), "pool: accepts") for name in _members(own)]
+    prior = (
+        f"{effort or 'otherwise'} {seconds:g}" for effort, seconds in prior_ttft(api, own.get(LIKE, model)).items()
+    )
+    rows += [*members, ("first token, s", ", ".join(prior), f"{_file(MODELS)}: ttft, or the rules of `priors`")]
+    unknown = ", ".join(name for name in FACT_NAMES if name not in whence)
+    return [f"{model} at {api}", *aligned([("fact", "value", "whence"), *rows]), f"nothing is known of: {unknown}"]
+
+
+FACT_NAMES = tuple(field.name for field in fields(Facts) if field.name != "ttft")
+
+
+def _of_pool(name: str, config: Config | None) -> tuple[str, Mapping[str, Any]]:
+    """Row of the API, and facts that the pool states."""
+    if config is None:
+        raise ConfigError(["--pool names a pool of a configuration: add --config FILE"])
+    if name not in config.pools:
+        raise ConfigError([f"there is no pool '{name}'{nearest(name, config.pools)}"])
+    pool = config.pools[name]
+    return pool.api, pool.own_facts
+
+
+def _api_of(model: str) -> str:
+    """The API of the model's maker."""
+    row = model_row(ANY, model)
+    return row.family if row is not None and row.family in apis() else ANY
+
+
+def _stated(whence: Mapping[str, Origin], own: Mapping[str, Any]) -> Iterator[str]:
+    members = set(_members(own))
+    return (name for name in FACT_NAMES if name in whence and name not in members)
+
+
+def _members(own: Mapping[str, Any]) -> Iterator[str]:
+    """Names of members of a request, of which a pool says yes or no."""
+    return (name for name, value in own.items() if name != LIKE and not is_fact(name, value))
+
+
+def _whence(origin: Origin, own: Mapping[str, Any]) -> str:
+    if origin.of == "pool":
+        return "pool: accepts, reasoning"
+    if origin.of == "api":
+        return f"{_file(APIS)}: {origin.row}"
+    like = f"like {own[LIKE]}, " if LIKE in own else ""
+    return f"{like}{_file(MODELS)}: {origin.row} ({origin.source})"
+
+
+def _file(name: str) -> str:
+    return f"{'refreshed' if is_refreshed(name) else 'shipped'} {read_on(name)}"
+
+
+def _text(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "yes", False: "no"}[value]
+    if isinstance(value, Enum):
+        return str(value.value)
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}: {each}" for key, each in value.items())
+    if isinstance(value, (frozenset, set)):
+        return ", ".join(sorted(map(str, value)))
+    return ", ".join(map(str, value)) or "none" if isinstance(value, tuple) else str(value)
+
+
+# ---------------------------------------------------------------- update
+
+
+def updated(source: str, digest: str | None, config: Config | None) -> list[str]:
+    """Lines that tell what changed."""
+    folder = _state_dir(config)
+    text = _read(source, digest)
+    try:
+        name, document = refreshed.checked(text)
+        before = in_use(name)
+        refreshed.check_newer(name, document)
+        refreshed.check_together({**refreshed.all_in_use(), name: document})
+    except refreshed.BadFacts as error:
+        raise ConfigError([f"{source}: {error}; what there is is kept"]) from None
+    path = refreshed.path_of(folder, name)
+    try:
+        replace_file(path, text)
+    except OSError as error:
+        raise ConfigError([f"{path}: {error.strerror}; make state.dir writable"]) from None
+    head = f"{path}: {name} as read on {document['read']}, in place of {before['read']}; load the gateway's files again"
+    return [head, *changes(before, document)]
+
+
+def changes(before: Document, after: Document) -> list[str]:
+    """A line for each row that was added, changed or removed."""
+    old, new = dict(refreshed.rows(before)), dict(refreshed.rows(after))
+    added = [f"added: {name}" for name in new if name not in old]
+    removed = [f"removed: {name}" for name in old if name not in new]
+    changed = [
+        f"changed: {name}: {', '.join(_differing(old[name], row))}"
+        for name, row in new.items()
+        if name in old and old[name] != row
+    ]
+    return [*added, *changed, *removed] or ["no row changed"]
+
+
+def _differing(old: Any, new: Any) -> list[str]:
+    if not isinstance(old, Mapping) or not isinstance(new, Mapping):
+        return [f"{old} -> {new}"]
+    names = [name for name in {**old, **new} if old.get(name, MISSING) != new.get(name, MISSING)]
+    return [f"{name} {_side(old, name)} -> {_side(new, name)}" for name in names]
+
+
+def _side(row: Mapping[str, Any], name: str) -> str:
+    return str(row[name]) if name in row else "-"
+
+
+def _state_dir(config: Config | None) -> str:
+    if config is None:
+        raise ConfigError(["newer facts are kept in state.dir of a configuration: add --config FILE"])
+    if config.state.dir is None:
+        raise ConfigError(["there is no place for newer facts: write state: {dir: ...} into the configuration"])
+    return str(config.state.dir)
+
+
+def _read(source: str, digest: str | None) -> bytes:
+    """Raises ConfigError where there is nothing to read, or something else than the digest is of."""
+    is_url = source.startswith(("https://", "http://"))
+    if is_url and digest is None:
+        raise ConfigError([f"{source}: a URL vouches for nothing: add --digest sha256:... of its contents"])
+    text = _fetched(source) if is_url else _file_of(Path(source))
+    found = PREFIX + hashlib.sha256(text).hexdigest()
+    if digest is not None and found != f"{PREFIX}{digest.removeprefix(PREFIX).lower()}":
+        raise ConfigError([f"{source}: its digest is {found}, not {digest}; what there is is kept"])
+    return text
+
+
+def _fetched(url: str) -> bytes:
+    try:
+        with urlopen(url, timeout=PATIENCE) as reply:
+            return bytes(reply.read(refreshed.LARGEST + 1))
+    except (URLError, OSError, ValueError) as error:
+        raise ConfigError([f"{url}: {error}; what there is is kept"]) from None
+
+
+def _file_of(path: Path) -> bytes:
+    try:
+        text = read_regular(path, refreshed.LARGEST)
+    except (OSError, NotAFile) as error:
+        raise ConfigError([f"{path}: {error}"]) from None
+    if text is None:
+        raise ConfigError([f"{path}: there is no such file"])
+    return text
