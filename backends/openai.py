@@ -16,7 +16,7 @@ from urllib.parse import quote
 import msgspec
 
 from backends import failures
-from backends.body_changes import changed
+from backends.body_changes import changed, returns_reasoning
 from backends.facts.lookup import facts_of
 from backends.facts.model_facts import Facts
 from backends.interface import (
@@ -140,7 +140,8 @@ class OpenAI(Backend):
         body = {**forward.body, "model": forward.model}
         if not self.salted:
             body.pop("cache_salt", None)  # the server knows no such field and may refuse the request
-        if forward.operation is Operation.CHAT and not self.reads_reasoning:
+        returns = self.reads_reasoning or (forward.changes and returns_reasoning(forward.changes))
+        if forward.operation is Operation.CHAT and not returns:
             body["messages"] = without_reasoning(body["messages"])
         if self.caches_by_key and forward.cache_salt and forward.operation in _WITH_CACHE_KEY:
             body.setdefault("prompt_cache_key", _cache_key(forward.cache_salt))

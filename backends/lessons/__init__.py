@@ -1,0 +1,1 @@
+"""Lessons: the mends that refusals of requests teach, read by a table of their known forms."""

@@ -1,0 +1,1 @@
+"""Requests that a server refuses for their form are asked again in another, which is remembered."""
