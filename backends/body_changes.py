@@ -98,8 +98,13 @@ def values_at(body: Mapping[str, Any], path: str) -> list[Any]:
 
 def told(changes: Iterable[BodyChange], body: Mapping[str, Any]) -> dict[str, str]:
     """Paths of the body that changes take something of, with the label of a metric."""
-    lost = [each for each in changes if each.loses and (not each.beside or meets(body, each.beside))]
-    return {_UNSAFE.sub("_", each.path[:_LONGEST]): each.label for each in lost if holds(body, each.path)}
+    lost = [each for each in changes if each.loses and changed(body, (each,)) != body]
+    return {shown(each.label if each.kind is ChangeKind.FOLD else each.path): each.label for each in lost}
+
+
+def shown(path: str) -> str:
+    """A path for headers and people: callers write names of members."""
+    return _UNSAFE.sub("_", path[:_LONGEST])
 
 
 def opened(value: Any) -> Any:

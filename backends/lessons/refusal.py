@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
-from backends.body_changes import BodyChange, ChangeKind, Scalar, changed, holds, meets, nearest, values_at
+from backends.body_changes import BodyChange, ChangeKind, Scalar, changed, holds, meets, nearest, shown, values_at
 from backends.error_body import ErrorPart, error_parts
 from backends.lessons.members import has_meaning, label_of, member_path
 from backends.lessons.refusal_rows import Course, Row, table
@@ -224,14 +224,17 @@ def _scalar(text: str) -> Scalar:
 
 def _words_of(change: BodyChange) -> str:
     beside = f" beside {change.beside}" if change.beside else ""
+    path = shown(change.path)
     match change.kind:
         case ChangeKind.RENAME:
-            return f"{change.path} is sent as {change.to}"
+            return f"{path} is sent as {shown(change.to)}"
         case ChangeKind.REPLACE:
-            return f"{change.path} is one of {', '.join(map(str, change.values))}{beside}"
+            return f"{path} is one of {', '.join(shown(str(each)) for each in change.values)}{beside}"
         case ChangeKind.RETURN:
             return "reasoning of earlier turns is returned"
         case ChangeKind.FOLD:
             return "system messages are folded"
+        case ChangeKind.PARTS:
+            return f"{path} is sent without {', '.join(map(str, change.values))}"
         case _:
-            return f"{change.path} is left out{beside}"
+            return f"{path} is left out{beside}"

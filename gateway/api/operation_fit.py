@@ -73,6 +73,15 @@ class OperationFit:
             return False
         return True
 
+    def translated_into(self, operation: Operation, request: InferenceRequest, route: Route) -> TranslatedBody | None:
+        """The body for servers that are asked at another operation; None: it cannot be expressed there."""
+        if not (steps := chain(request.operation, frozenset({operation}))):
+            return None
+        try:
+            return _translated(request, steps, route.drop)
+        except SHAPE_ERRORS:
+            return None
+
     def _note(self, found: dict[str, float], caller: str) -> None:
         """Keep the latest two callers: they are enough for all."""
         found.pop(caller, None)

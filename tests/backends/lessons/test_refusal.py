@@ -75,7 +75,8 @@ MENDS: dict[str, tuple[Any, dict[str, Any], str]] = {  # error, body, the lesson
     ),
     "OpenAI: another name": (
         openai(
-            "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead.",
+            "Unsupported parameter: 'max_tokens' is not supported with this model. "
+            "Use 'max_completion_tokens' instead.",
             *("max_tokens", UNSUPPORTED),
         ),
         CHAT,
@@ -124,8 +125,8 @@ MENDS: dict[str, tuple[Any, dict[str, Any], str]] = {  # error, body, the lesson
     "OpenAI: unknown": (openai("Unknown parameter: 'top_k'.", "top_k", "unknown_parameter"), CHAT, "top_k is left out"),
     "OpenAI: another operation": (
         openai(
-            "Function tools with reasoning_effort are not supported for gpt-5.6 in /v1/chat/completions. To use function "
-            "tools, use /v1/responses",
+            "Function tools with reasoning_effort are not supported for gpt-5.6 in /v1/chat/completions. To use "
+            "function tools, use /v1/responses",
             "reasoning_effort",
         ),
         CHAT,
@@ -178,7 +179,8 @@ MENDS: dict[str, tuple[Any, dict[str, Any], str]] = {  # error, body, the lesson
                         {
                             "fieldViolations": [
                                 {
-                                    "description": 'Invalid JSON payload received. Unknown name "top_k": Cannot find field.'
+                                    "description": "Invalid JSON payload received. "
+                                    'Unknown name "top_k": Cannot find field.'
                                 }
                             ]
                         }
@@ -194,8 +196,8 @@ MENDS: dict[str, tuple[Any, dict[str, Any], str]] = {  # error, body, the lesson
             {
                 "error": {
                     "code": 400,
-                    "message": "Invalid JSON payload received. Unknown name \"annotations\" at 'messages[3]': Cannot find "
-                    "field.",
+                    "message": "Invalid JSON payload received. Unknown name \"annotations\" at 'messages[3]': "
+                    "Cannot find field.",
                     "status": "INVALID_ARGUMENT",
                 }
             }
