@@ -21,7 +21,7 @@ from typing import Any
 from backends.body_changes import BodyChange, ChangeKind, Scalar, changed, holds, meets, nearest, shown, values_at
 from backends.error_body import ErrorPart, error_parts
 from backends.lessons.members import has_meaning, label_of, member_path
-from backends.lessons.refusal_rows import Course, Row, table
+from backends.lessons.refusal_rows import Course, RefusalRow, table
 
 _QUOTED = re.compile(r"'([^']{1,60})'|\"([^\"]{1,60})\"|`([^`]{1,60})`")
 _BARE = re.compile(r"[\w.-]{1,60}")
@@ -33,7 +33,7 @@ _LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")  # rename
 _MESSAGES = ("messages", "input")
 
 
-class Verdict(Enum):
+class RefusalVerdict(Enum):
     UNREAD = "unread"
     MERITS = "merits"  # the request is invalid
     LACKS = "lacks"  # the server lacks what the request means
@@ -59,13 +59,13 @@ class Lesson:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    verdict: Verdict
+    verdict: RefusalVerdict
     member: str = ""  # path of the refused member, as far as one is named
     lesson: Lesson | None = None
     in_doubt: bool = False
 
 
-UNREAD = Reading(Verdict.UNREAD)
+UNREAD = Reading(RefusalVerdict.UNREAD)
 
 
 def read_refusal(body: bytes, sent: Mapping[str, Any]) -> Reading:
@@ -80,13 +80,13 @@ def read_refusal(body: bytes, sent: Mapping[str, Any]) -> Reading:
 _Matches = Sequence[re.Match[str] | None]
 
 
-def _read(row: Row, part: ErrorPart, matches: _Matches, sent: Mapping[str, Any]) -> Reading | None:
+def _read(row: RefusalRow, part: ErrorPart, matches: _Matches, sent: Mapping[str, Any]) -> Reading | None:
     """None: the row fits, and nothing that it names was sent."""
     match row.course:
         case Course.UNREAD:
             return UNREAD
         case Course.MERITS | Course.LACKS:
-            return Reading(Verdict(row.course.value), member_path(part.member, sent) if part.member else "")
+            return Reading(RefusalVerdict(row.course.value), member_path(part.member, sent) if part.member else "")
         case Course.OPERATION:
             return _operation(matches[0], part, sent)
         case Course.FOLD:
@@ -107,7 +107,7 @@ def _read(row: Row, part: ErrorPart, matches: _Matches, sent: Mapping[str, Any])
 
 
 def _mend(*changes: BodyChange, once: bool = False, in_doubt: bool = False) -> Reading:
-    return Reading(Verdict.MEND, changes[0].path, Lesson(changes, once=once), in_doubt)
+    return Reading(RefusalVerdict.MEND, changes[0].path, Lesson(changes, once=once), in_doubt)
 
 
 def _group(match: re.Match[str] | None, name: str) -> str:
@@ -124,7 +124,7 @@ def _named(part: ErrorPart, match: re.Match[str] | None, sent: Mapping[str, Any]
 
 def _operation(match: re.Match[str] | None, part: ErrorPart, sent: Mapping[str, Any]) -> Reading:
     beside = "tools" if "tool" in part.words.lower() and holds(sent, "tools") else ""
-    return Reading(Verdict.MEND, beside, Lesson(operation=f"/{_group(match, 'x').lower()}", beside=beside))
+    return Reading(RefusalVerdict.MEND, beside, Lesson(operation=f"/{_group(match, 'x').lower()}", beside=beside))
 
 
 def _folded(sent: Mapping[str, Any]) -> Reading | None:
@@ -145,7 +145,7 @@ def _renamed(match: re.Match[str] | None, part: ErrorPart, sent: Mapping[str, An
     if not path or path == other:
         return None
     if has_meaning(path, sent) and not (path in _LIMITS and other in _LIMITS):
-        return Reading(Verdict.LACKS, path)
+        return Reading(RefusalVerdict.LACKS, path)
     to = other if "." in other else other.rpartition(".")[2]
     return _mend(BodyChange(ChangeKind.RENAME, path, to=to, label=label_of(path)))
 
@@ -158,11 +158,11 @@ def _pair(match: re.Match[str] | None, sent: Mapping[str, Any]) -> Reading | Non
     if has_meaning(second, sent):
         first, second = second, first
     if has_meaning(second, sent):
-        return Reading(Verdict.LACKS, second)
+        return Reading(RefusalVerdict.LACKS, second)
     return _mend(BodyChange(ChangeKind.LEAVE_OUT, second, beside=first, label=label_of(second)))
 
 
-def _left_out(row: Row, part: ErrorPart, matches: _Matches, sent: Mapping[str, Any]) -> Reading | None:
+def _left_out(row: RefusalRow, part: ErrorPart, matches: _Matches, sent: Mapping[str, Any]) -> Reading | None:
     if row.beside and not meets(sent, row.beside):
         return None
     paths = [row.member, row.also] if row.member else []
@@ -173,21 +173,21 @@ def _left_out(row: Row, part: ErrorPart, matches: _Matches, sent: Mapping[str, A
     if not paths:
         return None
     if lacking := next((path for path in paths if has_meaning(path, sent)), ""):
-        return Reading(Verdict.LACKS, lacking)
+        return Reading(RefusalVerdict.LACKS, lacking)
     beside = row.beside
     return _mend(*[BodyChange(ChangeKind.LEAVE_OUT, each, beside=beside, label=label_of(each)) for each in paths])
 
 
-def _replaced(row: Row, match: re.Match[str] | None, part: ErrorPart, sent: Mapping[str, Any]) -> Reading | None:
+def _replaced(row: RefusalRow, match: re.Match[str] | None, part: ErrorPart, sent: Mapping[str, Any]) -> Reading | None:
     path = row.member or _named(part, match, sent)
     if not path and (refused := _group(match, "v")):
-        return Reading(Verdict.LACKS) if refused in _types(sent) else None
+        return Reading(RefusalVerdict.LACKS) if refused in _types(sent) else None
     if not path or not holds(sent, path) or (row.beside and not meets(sent, row.beside)):
         return None
     if path.rpartition(".")[2] == "role":
         return _role(sent)
     if has_meaning(path, sent):
-        return Reading(Verdict.LACKS, path)
+        return Reading(RefusalVerdict.LACKS, path)
     label = label_of(path)
     if row.to:
         was = _group(match, "v") or str(values_at(sent, path)[0])

@@ -33,7 +33,7 @@ class Course(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class RefusalRow:
     course: Course
     words: re.Pattern[str]
     names: frozenset[str]
@@ -53,7 +53,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class RefusalTable:
-    rows: tuple[Row, ...]
+    rows: tuple[RefusalRow, ...]
     meaning: tuple[re.Pattern[str], ...]  # paths
     known: frozenset[str]
 
@@ -65,10 +65,10 @@ def table() -> RefusalTable:
     return RefusalTable(rows, tuple(map(_path_pattern, read["meaning"])), frozenset(read["known"]))
 
 
-def _row(row: dict[str, Any], quoted: str) -> Row:
+def _row(row: dict[str, Any], quoted: str) -> RefusalRow:
     words = re.compile(row["words"].replace("{m}", quoted), re.IGNORECASE) if "words" in row else _NOTHING
     given = {name: row[name] for name in ("member", "to", "also", "beside", "pair", "once") if name in row}
-    return Row(Course(row["do"]), words, _names(row.get("names", ())), was=tuple(row.get("was", ())), **given)
+    return RefusalRow(Course(row["do"]), words, _names(row.get("names", ())), was=tuple(row.get("was", ())), **given)
 
 
 def _names(names: Iterable[str]) -> frozenset[str]:

@@ -39,7 +39,7 @@ class Place:
 
 
 @dataclass(slots=True)
-class Evidence:
+class LessonEvidence:
     """`answered`: bodies changed by the lesson that were answered."""
 
     until: float
@@ -56,7 +56,7 @@ class KnownLesson(Generic[L]):
     left: float
 
 
-Own = dict[tuple[Place, L], Evidence]
+Own = dict[tuple[Place, L], LessonEvidence]
 
 
 @dataclass(slots=True)
@@ -89,7 +89,7 @@ class LessonBook(Generic[L]):
         self._drop_lapsed(place, caller, now)
         own = self._own.pop(caller, {})
         self._own[caller] = own
-        own.setdefault((place, lesson), Evidence(now + TRIAL)).until = now + TRIAL
+        own.setdefault((place, lesson), LessonEvidence(now + TRIAL)).until = now + TRIAL
         while len(own) > MOST_OWN:
             self._drop(caller, next(iter(own)))
         while len(self._own) > MOST_CALLERS:
@@ -122,7 +122,7 @@ class LessonBook(Generic[L]):
     # -- views ------------------------------------------------------------------------------
 
     def known(self, pool: str, now: float) -> Iterator[KnownLesson[L]]:
-        """What counts at a pool, for all callers first."""
+        """List what counts at a pool, for all callers first."""
         for place, shared in self._shared.items():
             if place.pool == pool:
                 yield from (

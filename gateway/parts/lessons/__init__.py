@@ -1,1 +1,0 @@
-"""Requests that a server refuses for their form are asked again in another, which is remembered."""

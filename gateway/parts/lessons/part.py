@@ -25,7 +25,7 @@ from msgspec import Raw
 
 from backends.body_changes import BodyChange, holds, meets
 from backends.interface import FailureKind, Operation
-from backends.lessons.refusal import Lesson, Reading, Verdict, read_refusal
+from backends.lessons.refusal import Lesson, Reading, RefusalVerdict, read_refusal
 from gateway.api.inference_request import InferenceRequest, TranslatedBody
 from gateway.core.hooks import NO_HOOKS, Ask, Hooks, RoutePlan
 from gateway.core.part import Part
@@ -43,6 +43,7 @@ from policies.types import AttemptKind
 log = logging.getLogger("firsttoken")
 
 TAUGHT = (Operation.CHAT, Operation.COMPLETION, Operation.MESSAGES, Operation.RESPONSES)
+ON_ITS_MERITS = (RefusalVerdict.MERITS, RefusalVerdict.UNREAD)  # of a caller's own body
 _members = msgspec.json.Decoder(dict[str, Raw]).decode
 
 
@@ -163,7 +164,11 @@ class LessonsPart(Part):
             return self._mended(routed, wire, lesson, form)
         for place, failed in _unproven(self._book, routed, wire):
             self._book.failed(place, routed.request.caller, failed)
-        return Remedy.NONE if is_own and reading.verdict in (Verdict.MERITS, Verdict.UNREAD) else Remedy.ELSEWHERE
+        return (
+            Remedy.NONE
+            if is_own and reading.verdict in (RefusalVerdict.MERITS, RefusalVerdict.UNREAD)
+            else Remedy.ELSEWHERE
+        )
 
     def _other_form(self, routed: RoutedRequest, wire: WireAttempt, lesson: Lesson) -> TaughtForm | None:
         """None: the server would get the same once more."""

@@ -13,7 +13,7 @@ from msgspec import Raw
 
 from backends.body_changes import changed
 from backends.error_body import MESSAGE_LIMIT
-from backends.lessons.refusal import Reading, Verdict, read_refusal
+from backends.lessons.refusal import Reading, RefusalVerdict, read_refusal
 from backends.lessons.refusal_rows import table
 
 CHAT: dict[str, Any] = {
@@ -361,64 +361,64 @@ MENDS: dict[str, tuple[Any, dict[str, Any], str]] = {  # error, body, the lesson
         "top_k is left out",
     ),
 }
-OTHERS: dict[str, tuple[Any, dict[str, Any], Verdict]] = {
+OTHERS: dict[str, tuple[Any, dict[str, Any], RefusalVerdict]] = {
     "a value out of range": (
         openai(
             "Invalid 'temperature': decimal above maximum value. Expected a value <= 2, but got 9 instead.",
             *("temperature", "decimal_above_max_value"),
         ),
         CHAT,
-        Verdict.MERITS,
+        RefusalVerdict.MERITS,
     ),
-    "a range": (anthropic("temperature: range: 0..1"), MESSAGES, Verdict.MERITS),
+    "a range": (anthropic("temperature: range: 0..1"), MESSAGES, RefusalVerdict.MERITS),
     "a type": (
         {"detail": [{"type": "string_type", "loc": ["body", "user"], "msg": "Input should be a valid string"}]},
         CHAT,
-        Verdict.MERITS,
+        RefusalVerdict.MERITS,
     ),
-    "tools": (openai("Unsupported parameter: 'tools'", "tools", UNSUPPORTED), CHAT, Verdict.LACKS),
+    "tools": (openai("Unsupported parameter: 'tools'", "tools", UNSUPPORTED), CHAT, RefusalVerdict.LACKS),
     "a forced call": (
         anthropic('tool_choice: type "tool" and "any" are not supported for this model'),
         MESSAGES,
-        Verdict.LACKS,
+        RefusalVerdict.LACKS,
     ),
     "a tool parser": (
         openai('"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'),
         CHAT,
-        Verdict.LACKS,
+        RefusalVerdict.LACKS,
     ),
-    "pictures": (openai("At most 0 image(s) may be provided in one prompt."), CHAT, Verdict.LACKS),
+    "pictures": (openai("At most 0 image(s) may be provided in one prompt."), CHAT, RefusalVerdict.LACKS),
     "a kind of content": (
         openai(
             "Failed to deserialize the JSON body into the target type: messages[2]: unknown variant `image_url`, "
             "expected `text` at line 1 column 99"
         ),
         CHAT,
-        Verdict.LACKS,
+        RefusalVerdict.LACKS,
     ),
     "a schema": (
         openai("'response_format' of type 'json_schema' is not supported with this model.", "response_format"),
         CHAT,
-        Verdict.LACKS,
+        RefusalVerdict.LACKS,
     ),
     "a limit of the output": (
         openai("Unsupported parameter: 'max_tokens' is not supported with this model."),
         CHAT,
-        Verdict.LACKS,
+        RefusalVerdict.LACKS,
     ),
-    "a model's fault": (openai("Failed to call a function.", code="tool_use_failed"), CHAT, Verdict.UNREAD),
-    "no name": ({"error": {"code": "1210", "message": "API call parameter error"}}, CHAT, Verdict.UNREAD),
+    "a model's fault": (openai("Failed to call a function.", code="tool_use_failed"), CHAT, RefusalVerdict.UNREAD),
+    "no name": ({"error": {"code": "1210", "message": "API call parameter error"}}, CHAT, RefusalVerdict.UNREAD),
     "a quoted member that was not sent": (
         openai("Invalid content: \"Unsupported parameter: 'seed'\""),
         CHAT,
-        Verdict.LACKS,
+        RefusalVerdict.LACKS,
     ),
     "a signature of a call": (
         openai("Function call f is missing a thought_signature in functionCall."),
         CHAT,
-        Verdict.UNREAD,
+        RefusalVerdict.UNREAD,
     ),
-    "a page": ("<html>bad request</html>", CHAT, Verdict.UNREAD),
+    "a page": ("<html>bad request</html>", CHAT, RefusalVerdict.UNREAD),
 }
 
 
@@ -433,7 +433,7 @@ def reading(error: Any, body: dict[str, Any], *, raw: bool = False) -> Reading:
 def test_a_refusal_that_names_a_member_is_read_as_a_lesson(name: str, raw: bool) -> None:
     error, body, words = MENDS[name]
     found = reading(error, body, raw=raw)
-    assert found.verdict is Verdict.MEND
+    assert found.verdict is RefusalVerdict.MEND
     assert str(found.lesson) == words
 
 
@@ -468,7 +468,7 @@ def test_a_value_that_no_server_knows_is_in_doubt() -> None:
 def test_hostile_words_are_read_in_bounded_time(piece: str) -> None:
     """Patterns run over MESSAGE_LIMIT characters, whatever a server sends; a backtracking one would not return."""
     words = piece * MESSAGE_LIMIT
-    assert reading(openai(words, words), CHAT).verdict is not Verdict.MEND
+    assert reading(openai(words, words), CHAT).verdict is not RefusalVerdict.MEND
 
 
 def test_every_row_of_the_table_is_tried() -> None:
