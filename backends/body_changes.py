@@ -69,10 +69,6 @@ def changed(body: Mapping[str, Any], changes: Iterable[BodyChange]) -> Json:
     return found
 
 
-def returns_reasoning(changes: Iterable[BodyChange]) -> bool:
-    return any(each.kind is ChangeKind.RETURN for each in changes)
-
-
 def holds(body: Mapping[str, Any], path: str) -> bool:
     """The path leads to a member of the body."""
     return bool(values_at(body, path))
@@ -185,7 +181,7 @@ def _type(part: Any) -> Any:
 
 
 def _unchanged(body: Json, change: BodyChange) -> Json:
-    """The dialect reads the change before it writes the body."""
+    """The reasoning is not in the body: another body is made."""
     return body
 
 

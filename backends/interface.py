@@ -192,6 +192,7 @@ class ReplyFacts:
     id: Any = None
     service_tier: Any = None
     finish_reasons: dict[int, Any] = field(default_factory=dict)  # by choice
+    signatures: list[str] = field(default_factory=list)  # of thinking in a message, which only its maker accepts
 
 
 class Tap(Protocol):
@@ -270,7 +271,7 @@ class Backend(Protocol):
         return self
 
     def lost(self, forward: BackendRequest) -> tuple[str, ...]:
-        """Members of the caller's that the cap on the output leaves no room for. Asked where there is a cap."""
+        """Members of the caller's that the configuration drops, or that the cap on the output leaves no room for."""
         return ()
 
     def tap(self, forward: BackendRequest) -> Tap: ...

@@ -262,7 +262,6 @@ class TensorRT(MeteredEngine, Compatible):
 class LlamaCpp(MeteredEngine, Compatible):
     """`/health` and `/metrics` are 503 while the model loads; without --metrics, `/metrics` is a 501."""
 
-    reads_reasoning = True
     refuses_models = False
     metrics = LoadMetrics(
         running=(b"llamacpp:requests_processing",),

@@ -16,7 +16,7 @@ from urllib.parse import quote
 import msgspec
 
 from backends import failures
-from backends.body_changes import changed, returns_reasoning
+from backends.body_changes import changed
 from backends.facts.lookup import facts_of
 from backends.facts.model_facts import Facts
 from backends.interface import (
@@ -48,7 +48,6 @@ _WITH_USAGE_OPTION = (Operation.CHAT, Operation.COMPLETION)
 BEARER = "authorization"  # header of a key that is a bearer token
 MOST_KNOWN = 512  # models of a backend whose facts are kept
 MIN_THINKING = 1024  # tokens, Anthropic's and vLLM's least budget
-_REASONING = ("reasoning_content", "reasoning_details")
 _WITH_CACHE_KEY = (Operation.CHAT, Operation.RESPONSES, Operation.COMPACT)
 _RESERVED = frozenset({"host", "content-length", "transfer-encoding", "connection"})
 _encode = msgspec.json.Encoder().encode
@@ -83,7 +82,6 @@ class OpenAI(Backend):
     default_output: int | None = None  # limit of the output where neither caller nor route has one, if servers want it
     probe_path: str = ""  # of a cheap page for the server's health; empty: only real traffic shows the health
     listing_path: str = "/v1/models"
-    reads_reasoning: bool = False  # knows the reasoning of earlier turns; other servers refuse the member
     caches_by_key: bool = False  # knows prompt_cache_key
     names_sessions: bool = False  # cache events name a request by the session id in the header
     whole_forms: Mapping[Operation, WholeForm] = {}  # of answers, where the server's are known
@@ -140,9 +138,6 @@ class OpenAI(Backend):
         body = {**forward.body, "model": forward.model}
         if not self.salted:
             body.pop("cache_salt", None)  # the server knows no such field and may refuse the request
-        returns = self.reads_reasoning or (forward.changes and returns_reasoning(forward.changes))
-        if forward.operation is Operation.CHAT and not returns:
-            body["messages"] = without_reasoning(body["messages"])
         if self.caches_by_key and forward.cache_salt and forward.operation in _WITH_CACHE_KEY:
             body.setdefault("prompt_cache_key", _cache_key(forward.cache_salt))
         if forward.stream:
@@ -154,10 +149,10 @@ class OpenAI(Backend):
         elif "stream" in body:
             body["stream"] = False
         if forward.max_tokens is not None:
-            self._cap(body, forward.operation, forward.max_tokens)
+            self._cap(body, forward.operation, forward.max_tokens, self.facts(forward.model))
         return body
 
-    def _cap(self, body: dict[str, Any], operation: Operation, cap: int) -> None:
+    def _cap(self, body: dict[str, Any], operation: Operation, cap: int, facts: Facts) -> None:
         """Lower the caller's limit to `cap`; set the cap if the limit is absent, unlimited (below 0) or no number.
 
         Servers read the text "100000" as a number.
@@ -168,16 +163,18 @@ class OpenAI(Backend):
             if type(body[name]) not in (int, float) or not 0 <= body[name] <= cap:
                 body[name] = cap
         if limits and not asked:
-            body[self.limit_name if operation is Operation.CHAT else limits[-1]] = cap
+            body[(facts.limit or self.limit_name) if operation is Operation.CHAT else limits[-1]] = cap
         for name in _LEAST:
             if type(body.get(name)) in (int, float) and body[name] > cap:
                 body[name] = cap  # engines refuse a least number above the limit
         if operation is Operation.MESSAGES:
-            _fit_thinking(body, cap)
+            _fit_thinking(body, cap, facts)
 
     def lost(self, forward: BackendRequest) -> tuple[str, ...]:
         cap, messages = forward.max_tokens, forward.operation is Operation.MESSAGES
-        return ("thinking",) if messages and cap is not None and has_no_room_to_think(forward.body, cap) else ()
+        lost = () if not self.config.drop else tuple(sorted(self.config.drop & forward.body.keys()))
+        no_room = messages and cap is not None and has_no_room_to_think(forward.body, cap)
+        return (*lost, "thinking") if no_room and "thinking" not in lost else lost
 
     def tap(self, forward: BackendRequest) -> Tap:
         if forward.operation is Operation.MESSAGES:
@@ -224,21 +221,17 @@ def has_no_room_to_think(body: Mapping[str, Any], cap: int) -> bool:
     return type(budget) is int and budget >= cap and cap <= MIN_THINKING
 
 
-def _fit_thinking(body: dict[str, Any], cap: int) -> None:
-    """Lower a budget of thinking below the cap: servers refuse a larger one, and one below MIN_THINKING."""
+def _fit_thinking(body: dict[str, Any], cap: int, facts: Facts) -> None:
+    """Lower a budget of thinking below the cap: servers refuse a larger one, and one below MIN_THINKING. Without room,
+    thinking is switched off, or left to a model that always thinks."""
     thinking = body.get("thinking")
     budget = thinking.get("budget_tokens") if isinstance(thinking, dict) else None
     if has_no_room_to_think(body, cap):
         body["thinking"] = {"type": "disabled"}
+        if facts.thinking_off is None:
+            del body["thinking"]
     elif isinstance(thinking, dict) and type(budget) is int and budget >= cap:
         body["thinking"] = {**thinking, "budget_tokens": cap - 1}
-
-
-def without_reasoning(messages: Any) -> Any:
-    """Messages of a translated request without the reasoning of earlier turns; a chat caller's own are `Raw`."""
-    if not isinstance(messages, list) or not messages or not isinstance(messages[0], dict):
-        return messages
-    return [{name: value for name, value in turn.items() if name not in _REASONING} for turn in messages]
 
 
 def _cache_key(salt: str) -> str:
@@ -307,12 +300,6 @@ class Compatible(OpenAI):
         if "max_completion_tokens" in body and "max_tokens" not in body:
             body["max_tokens"] = body.pop("max_completion_tokens")
         return body
-
-
-class KeepsReasoning(Compatible):
-    """Wants the reasoning of earlier turns back."""
-
-    reads_reasoning = True
 
 
 class Mistral(Compatible):

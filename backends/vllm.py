@@ -54,7 +54,6 @@ class Vllm(MeteredEngine):
     )
     salted = True
     wake_path = "/wake_up"  # with VLLM_SERVER_DEV_MODE=1
-    reads_reasoning = True
     names_sessions = True
     id_field = "request_id"  # names a request in the engine, where two equal names collide: a caller sets none
     whole_forms: Mapping[Operation, WholeForm] = {

@@ -16,6 +16,7 @@ from gateway.parts.keys.part import KeysPart
 from gateway.parts.kv_events.part import KvEventsPart
 from gateway.parts.learned.part import LearnedPart
 from gateway.parts.lessons.part import LessonsPart
+from gateway.parts.origins.part import Origins
 from gateway.parts.picker.part import PickerPart
 from gateway.parts.quotas.quotas import Admission
 from gateway.parts.records.part import RecordsPart
@@ -45,6 +46,7 @@ PARTS: tuple[Callable[[Core], Part], ...] = (  # in the order of their starts, a
     Repairs,
     KeptState,
     CallerKeys,
+    Origins,
     Comments,
     CountReplies,
     AnswerCache,

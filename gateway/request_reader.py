@@ -51,9 +51,9 @@ class RequestReader:
     async def estimate(self, ask: Ask) -> None:
         """Translate the body for pools of other dialects; estimate the prompt for every pool."""
         request, route, runtime = ask.request, ask.route, ask.runtime
-        if ask.operation not in runtime.native[route.name] or self.operations.lacking:
-            await self.decider.off_loop(request.size, self.operations.fit, request, route, runtime.operations)
-        for fit in ask.plan.fit:
-            fit(ask)
+        if (work := self.operations.work(request, route, runtime.servers(ask.named.model), ask.http.body)) is not None:
+            await self.decider.off_loop(request.size, work)
+        for fits in ask.plan.fit:
+            fits(ask)
         ask.estimate = await self.decider.estimate(request, route, ask.tenant)
         ask.timeline.estimated(request, route, ask.estimate)

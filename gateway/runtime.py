@@ -12,19 +12,24 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from backends import catalog
+from backends.facts.model_facts import Facts
 from backends.http.connection import WriteCoalescer
 from backends.http.connection_pool import ConnectionPool
 from backends.http.tls_files import TlsFiles
 from backends.http.tunnel import ProxyAddress
 from backends.interface import Backend, BackendConfig, Operation
+from backends.translation.turn_state.seals import maker_of
 from gateway.admission.auth import CacheSalts, GroupMember, Keys, Tenant
 from gateway.admission.route_table import PoolModels, Routes
+from gateway.api.operation_fit import Servers
 from gateway.api.same_origin import Cors, SameOrigin
 from gateway.config.field_types import authority
 from gateway.config.models import Config, Key
+from gateway.config.pool_section import PoolSection
 from gateway.observe.metrics.request_metrics import ServedLabels
 from gateway.tokenize.media import family_of
 from gateway.tokenize.prompt_reader import TokenizerConfig
@@ -72,14 +77,22 @@ class Runtime:
     upstreams: Mapping[str, Upstream]
     wanted_headers: frozenset[str]  # request headers read by a tier's `when`
     backends: Backends
+    dialects: Mapping[str, Backend]  # one backend of each pool
     operations: Mapping[str, frozenset[Operation]]  # spoken natively, by pool
-    native: Mapping[str, frozenset[Operation]]  # by route: operations of all pools
+    makers: Mapping[str, str]  # digests of the account and the model that write the turns of a pool
     connections: Mapping[UpstreamAddress, ConnectionPool]
     coalescer: WriteCoalescer
 
     def price_of(self, pool: str) -> Price | None:
         """None: there is no such pool."""
         return self.pools[pool].price if pool in self.pools else None
+
+    def servers(self, model: str = "") -> Servers:
+        """The servers of all pools for a request. `model`: as the caller names it; empty: each pool's own."""
+        return Servers(self.operations, partial(self._facts, model), self.makers)
+
+    def _facts(self, model: str, pool: str) -> Facts:
+        return self.dialects[pool].facts(model or self.config.pools[pool].model)
 
     def served_labels(self) -> ServedLabels:
         """Metric labels: the model of each pool, and the keys that the configuration lists."""
@@ -142,7 +155,6 @@ def build_runtime(config: Config, before: Runtime | None = None) -> Runtime:
     connections = {address: known.get(address) or _connections(address, coalescer) for address in addresses.values()}
     known_keys = tenants(config)
     operations = {name: catalog.kind(section.backend).dialect.native for name, section in config.pools.items()}
-    of_routes = {route.name: route.pools for route in routes.all}
     cors = None if config.server.cors is None else Cors(config.server.cors.origins)
     by_endpoint = {endpoint: connections[address] for endpoint, address in addresses.items()}
     return Runtime(
@@ -157,8 +169,9 @@ def build_runtime(config: Config, before: Runtime | None = None) -> Runtime:
         upstreams=_upstreams(config, by_endpoint, backends),
         wanted_headers=routes.wanted_headers(),
         backends=backends,
+        dialects=_dialects(config, backends),
         operations=operations,
-        native={name: frozenset.intersection(*map(operations.__getitem__, pools)) for name, pools in of_routes.items()},
+        makers={name: _maker(section) for name, section in config.pools.items()},
         connections=connections,
         coalescer=coalescer,
     )
@@ -181,6 +194,21 @@ def _backends(config: Config, known: Backends) -> Backends:
                 same = known.get(variant)
                 found[variant] = same if same and same[0] == wanted else (wanted, catalog.build(wanted))
     return found
+
+
+def _dialects(config: Config, backends: Backends) -> Mapping[str, Backend]:
+    """One backend of each pool; a pool whose addresses are not known yet has none for an endpoint."""
+    found = {pool: backend for (pool, _, _), (_, backend) in backends.items()}
+    return found | {
+        name: catalog.build(section.backend_config()) for name, section in config.pools.items() if name not in found
+    }
+
+
+def _maker(section: PoolSection) -> str:
+    """Several keys share an account. A server without a key is its own account."""
+    keys = (section.api_key, *section.api_keys)
+    account = next(filter(None, (key.get_secret_value() for key in keys)), "")
+    return maker_of(f"{section.backend}\0{account or ' '.join(section.urls)}", section.model)
 
 
 def upstream_addresses(config: Config) -> dict[str, UpstreamAddress]:

@@ -115,6 +115,7 @@ class Core:
             registry=self.registry,
             recorder=self.recorder,
             decider=self.decider,
+            operations=self.dispatcher.operations,
             queue=self.queue,
             runtime=self.runtime,
             on_screen=self.on_screen,

@@ -51,6 +51,7 @@ class Reasoning(Enum):
     """Use of the reasoning of earlier turns."""
 
     ANY = "any"  # not known: sent where the caller has written it, left out where a translation has
+    READ = "read"  # taken, and not missed
     RETURNED = "returned"  # wanted back with the turns of a tool loop
     REFUSED = "refused"
 

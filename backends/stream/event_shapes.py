@@ -56,6 +56,7 @@ class _ReplyShape(msgspec.Struct, gc=False):
 class WholeShape(_ReplyShape, gc=False):
     choices: Any = None
     stop_reason: Any = None  # of a message
+    content: Any = None  # of a message
 
 
 class ChunkShape(_ReplyShape, gc=False):

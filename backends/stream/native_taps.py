@@ -23,7 +23,8 @@ import msgspec
 
 from backends import failures
 from backends.interface import ReplyFacts, Usage
-from backends.stream.event_shapes import MessageEventShape, ResponseEventShape, ResponseShape
+from backends.stream.ends import is_failed
+from backends.stream.event_shapes import MessageEventShape, ResponseEventShape, ResponseShape, WholeShape
 from backends.stream.sse import ServerSentEvent
 from backends.stream.taps import BodyTap, StreamTap, count_or, decode_as
 
@@ -51,6 +52,8 @@ class MessagesTap(StreamTap):
         delta = event.delta if isinstance(event.delta, dict) else {}
         if event.type == "content_block_delta":
             self._read_part(delta)
+            if "signature" in delta:
+                self.facts.signatures += signatures_of([delta])
         elif event.type == "content_block_start" and isinstance(event.content_block, dict):
             self._read_block(event.content_block)
         elif event.type == "message_start" and isinstance(event.message, dict):
@@ -60,6 +63,8 @@ class MessagesTap(StreamTap):
             self._read_counts(event.usage)
             if reason := delta.get("stop_reason"):
                 self.facts.finish_reasons[0] = reason
+                if is_failed(reason):
+                    self._fail(failures.FAILED_INSIDE)
                 self.ended = self.ended or self.failure is None
         elif event.type == "message_stop":
             self.terminated = True
@@ -74,6 +79,7 @@ class MessagesTap(StreamTap):
     def _read_block(self, block: Mapping[str, Any]) -> None:
         if str(block.get("type")) in _TEXTS:
             self._read_part(block)
+            self.facts.signatures += signatures_of([block])
         else:
             self._note_output(bool(block.get("name") or block.get("content")), False)
 
@@ -88,6 +94,17 @@ class MessagesBodyTap(BodyTap):
 
     def _read_usage(self, reported: Any) -> None:
         read_message_usage(self.usage, reported)
+
+    def _read_facts(self, body: WholeShape) -> None:
+        super()._read_facts(body)
+        self.facts.signatures = signatures_of(body.content)
+
+
+def signatures_of(blocks: Any) -> list[str]:
+    """Signatures and ciphers of the thinking in a message's content."""
+    listed = [each for each in blocks if isinstance(each, dict)] if isinstance(blocks, list) else []
+    found = [each.get("data") if each.get("type") == "redacted_thinking" else each.get("signature") for each in listed]
+    return [value for value in found if isinstance(value, str) and value]
 
 
 def read_message_usage(usage: Usage, reported: Any) -> None:

@@ -26,6 +26,7 @@ import msgspec
 
 from backends import failures
 from backends.interface import EngineTimes, Failure, ReplyFacts, Tap, Usage
+from backends.stream.ends import is_failed
 from backends.stream.event_shapes import ChoiceShape, ChunkShape, TokenForm, WholeShape, answers, reasons
 from backends.stream.sse import ExcerptDecoder, ServerSentEvent, StreamError, excerpt
 
@@ -230,7 +231,7 @@ class StreamTap(_ReplyTap):
         self.tokens += answer or reasoning
 
     def _end_choice(self, choice: ChoiceShape) -> None:
-        if choice.finish_reason == "error":  # OpenRouter's sign that the model's provider failed
+        if is_failed(choice.finish_reason):
             self._fail(failures.FAILED_INSIDE)
             return
         index = choice.index if type(choice.index) is int else 0
@@ -325,9 +326,21 @@ class BodyTap(_ReplyTap):
         self._read_usage(body.usage)
         self._read_facts(body)
         read_times(self.times, body.metrics)
+        if (failure := self._failure_of(body)) is not None:
+            self.failure = failure
+            return
         if self.usage.completion is None:
             self.text_bytes = text_size(body.choices)
         self.ended = True
+
+    def _failure_of(self, body: WholeShape) -> Failure | None:
+        """An answer of which each choice has failed is none, whatever its status."""
+        choices = [each for each in body.choices if isinstance(each, dict)] if isinstance(body.choices, list) else []
+        ends = [each.get("finish_reason") for each in choices] or [body.stop_reason]
+        if not all(map(is_failed, ends)):
+            return None
+        error = choices[0].get("error") if choices else None
+        return failures.of_event(error, self._secret) if error else failures.FAILED_INSIDE
 
     def _read_usage(self, reported: Any) -> None:
         read_usage(self.usage, reported)

@@ -13,7 +13,15 @@ from backends.interface import Failure, Operation
 from backends.stream.sse import ServerSentEvent
 from backends.translation.messages_to_chat.answer import error_event
 from backends.translation.omissions import Omissions
-from backends.translation.translation import EventTranslator, Json, Translation, decode_event, sse
+from backends.translation.translation import (
+    NO_CONTEXT,
+    AnswerContext,
+    EventTranslator,
+    Json,
+    Translation,
+    decode_event,
+    sse,
+)
 
 _PARTS = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
 
@@ -29,7 +37,7 @@ def _masked(holder: Json) -> Json:
 class MaskedMessagesEvents(EventTranslator):
     """Events of a message; events without usage pass unchanged."""
 
-    def __init__(self, body: Mapping[str, Any]) -> None:
+    def __init__(self, body: Mapping[str, Any], context: AnswerContext = NO_CONTEXT) -> None:
         super().__init__()
 
     def translate(self, event: ServerSentEvent) -> bytes:
@@ -49,7 +57,7 @@ def _same(body: Mapping[str, Any], dropped: Omissions) -> Json:
     return dict(body)
 
 
-def _reply(reply: Json, body: Mapping[str, Any]) -> Json:
+def _reply(reply: Json, body: Mapping[str, Any], context: AnswerContext = NO_CONTEXT) -> Json:
     return _masked(reply)
 
 

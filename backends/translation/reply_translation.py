@@ -11,7 +11,14 @@ import msgspec
 from backends.failures import NOT_JSON, UNTRANSLATED
 from backends.interface import Failure
 from backends.stream.redaction import Rewriter, RewritingError
-from backends.translation.translation import EventTranslator, InexpressibleError, Translation, decode_event
+from backends.translation.translation import (
+    NO_CONTEXT,
+    AnswerContext,
+    EventTranslator,
+    InexpressibleError,
+    Translation,
+    decode_event,
+)
 
 # Raised for unknown shapes.
 SHAPE_ERRORS = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError)
@@ -64,21 +71,28 @@ class RewrittenAnswer(Protocol):
 
 class AnswerTranslation:
     """`translations`: in the order of the request, from the caller's operation to the backend's. `bodies`: of the
-    request at each of these steps, the caller's own first."""
+    request at each of these steps, the caller's own first. `context`: for the step that the caller reads."""
 
-    def __init__(self, translations: Sequence[Translation], bodies: Sequence[Mapping[str, Any]]) -> None:
-        self._steps = list(zip(reversed(translations), reversed(bodies), strict=True))
+    def __init__(
+        self,
+        translations: Sequence[Translation],
+        bodies: Sequence[Mapping[str, Any]],
+        context: AnswerContext = NO_CONTEXT,
+    ) -> None:
+        first = next((each for each in translations if each.caller is not each.backend), None)
+        contexts = [context if each is first else NO_CONTEXT for each in translations]
+        self._steps = list(zip(reversed(translations), reversed(bodies), reversed(contexts), strict=True))
 
     def whole(self, reply: bytes) -> bytes:
         """Translate an answer that is not streamed. Raises ReplyShapeError."""
         with _reply_errors():
             translated = decode_event(reply)
-            for translation, body in self._steps:
-                translated = translation.reply(translated, body)
+            for translation, body, context in self._steps:
+                translated = translation.reply(translated, body, context)
             return _encode(translated)
 
     def stream(self) -> StreamTranslator:
-        return StreamTranslator([translation.stream(body) for translation, body in self._steps])
+        return StreamTranslator([translation.stream(body, context) for translation, body, context in self._steps])
 
 
 class StreamTranslator:

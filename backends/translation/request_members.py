@@ -77,6 +77,11 @@ class Members:
         """All members of `names` that are present."""
         return {name: self._left.pop(name) for name in names if name in self._left}
 
+    def rest(self) -> dict[str, Any]:
+        """All members that are left."""
+        left, self._left = self._left, {}
+        return left
+
     def text(self, name: str) -> str:
         """Value of a required string. Raises UntranslatableError."""
         value = self.take(name)

@@ -16,6 +16,8 @@ from typing import Any
 import msgspec
 
 from backends.translation.tool_arguments import JsonEnd
+from backends.translation.translation import Json
+from backends.translation.turn_state.chat_state import merged
 
 AWAITED_ID = 1024  # characters of arguments; a call with more that has no id is taken to have none
 
@@ -24,13 +26,30 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class CallDelta:
-    """Members of one call in a delta. `text`: of the arguments, or of the input of a custom tool."""
+    """Members of one call in a delta. `text`: of the arguments, or of the input of a custom tool. `state`: members that
+    the dialect does not have, of the call and of its function."""
 
     index: int
     identity: str
     name: str
     text: str
     is_custom: bool
+    state: Json = field(default_factory=dict)
+
+
+_CALL = frozenset({"id", "type", "index", "function", "custom"})
+_NAMED = frozenset({"name", "arguments", "input"})
+
+
+def _state(delta: Mapping[str, Any], named: Mapping[str, Any]) -> Json:
+    if delta.keys() <= _CALL and named.keys() <= _NAMED:
+        return {}
+    found = {"call": (delta, _CALL), "function": (named, _NAMED)}
+    others = {
+        name: {member: value for member, value in members.items() if member not in known and value is not None}
+        for name, (members, known) in found.items()
+    }
+    return {name: members for name, members in others.items() if members}
 
 
 def call_delta(delta: Mapping[str, Any], place: int) -> CallDelta:
@@ -47,6 +66,7 @@ def call_delta(delta: Mapping[str, Any], place: int) -> CallDelta:
         name=str(named.get("name") or ""),
         text=text,
         is_custom=is_custom,
+        state=_state(delta, named),
     )
 
 
@@ -60,6 +80,7 @@ class StreamedCall:
     is_custom: bool = False
     length: int = 0
     end: JsonEnd = field(default_factory=JsonEnd)
+    state: Json = field(default_factory=dict)
 
     @property
     def is_ready(self) -> bool:
@@ -78,6 +99,8 @@ class StreamedCall:
         self.identity = self.identity or delta.identity
         if not self.name:
             self.name, self.is_custom = delta.name, delta.is_custom
+        if delta.state:
+            self.state = merged(self.state, delta.state)
         self.length += len(delta.text)
         self.end.feed(delta.text)
 

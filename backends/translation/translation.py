@@ -14,7 +14,7 @@ Rules:
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -103,9 +103,33 @@ class ChatEvents(EventTranslator):
         return sse({"error": error})
 
 
+@dataclass(frozen=True, slots=True)
+class AnswerContext:
+    """Facts of an answer beside the caller's request. `maker`: digest of the account and the model
+    that write it; empty: state of turns is not sealed. `prompt_tokens`: estimate of the prompt; None: there is none."""
+
+    maker: str = ""
+    prompt_tokens: int | None = None
+
+
+NO_CONTEXT = AnswerContext()
+
+
 class TranslateRequest(Protocol):
     def __call__(self, body: Mapping[str, Any], dropped: Omissions) -> Json:
         """Body of the backend's request; notes in `dropped` what it leaves out. Raises UntranslatableError."""
+        ...
+
+
+class TranslateReply(Protocol):
+    def __call__(self, reply: Json, body: Mapping[str, Any], context: AnswerContext = NO_CONTEXT, /) -> Json:
+        """The caller's reply. `body`: the request at this step, the caller's own in the caller's dialect."""
+        ...
+
+
+class TranslateStream(Protocol):
+    def __call__(self, body: Mapping[str, Any], context: AnswerContext = NO_CONTEXT, /) -> EventTranslator:
+        """The translator of one event stream."""
         ...
 
 
@@ -113,14 +137,14 @@ class TranslateRequest(Protocol):
 class Translation:
     """Service of `caller` requests by backends that speak `backend`.
 
-    `reply(reply, body)` and `stream(body)` get the caller's own request body too: some replies repeat parts of it.
+    `reply` and `stream` get the caller's own request body too: some replies repeat parts of it.
     """
 
     caller: Operation
     backend: Operation
     request: TranslateRequest
-    reply: Callable[[Json, Mapping[str, Any]], Json]
-    stream: Callable[[Mapping[str, Any]], EventTranslator]
+    reply: TranslateReply
+    stream: TranslateStream
 
 
 def sse(event: Mapping[str, Any], name: str = "") -> bytes:

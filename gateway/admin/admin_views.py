@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from gateway.admission.route_table import RoutedName
+from gateway.api.inference_request import InferenceRequest
 from gateway.bottleneck import engine_bottleneck, pool_bottleneck
 from gateway.observe.part_notes import DIAGNOSIS
 from gateway.observe.record import Record
@@ -102,6 +103,11 @@ def explain(
 def _placed(decision: Decision) -> str:
     first = decision.ranked[0]
     return f"tier {first.tier + 1}: {reason_of(decision, first)}"
+
+
+def left_out_view(request: InferenceRequest) -> dict[str, Any]:
+    """Members that the request would lose, by pool."""
+    return {"left_out": {pool: sorted(body.left_out) for pool, body in request.translated.items() if body.left_out}}
 
 
 def named_view(asked: str, found: RoutedName) -> dict[str, Any]:

@@ -24,11 +24,20 @@ from msgspec import to_builtins
 
 from backends.interface import Operation
 from gateway.admin.admin_replies import json_response
-from gateway.admin.admin_views import bounds_view, endpoint_view, explain, holds_view, named_view, request_view
+from gateway.admin.admin_views import (
+    bounds_view,
+    endpoint_view,
+    explain,
+    holds_view,
+    left_out_view,
+    named_view,
+    request_view,
+)
 from gateway.admin.request_query import RequestQuery
 from gateway.admission.auth import ANYONE
 from gateway.api.api_error import ApiError, bad_request
 from gateway.api.inference_request import KEY_HEADERS
+from gateway.api.operation_fit import OperationFit
 from gateway.config.models import Config, Key
 from gateway.decider import Decider
 from gateway.observe.metrics.scrape_collectors import Registry, counts_in_place, route_stats
@@ -58,6 +67,7 @@ class GatewayAdmin:
     registry: Registry
     recorder: Recorder
     decider: Decider
+    operations: OperationFit
     queue: RequestQueue
     runtime: RuntimeHolder
     on_screen: Histogram  # TTFT reported by callers, by route
@@ -149,13 +159,15 @@ class GatewayAdmin:
         request = await self.decider.parse(operation, body, headers, monotonic(), "explain", wanted)
         named = runtime.routes.match(request.model, tenant)
         route = named.route
+        if (work := self.operations.work(request, route, runtime.servers(named.model), body)) is not None:
+            await self.decider.off_loop(len(body), work)
         estimate = await self.decider.estimate(request, route, tenant)
         queued = self.queue.queued(request, route, estimate, tenant)
         decision, hold = self.queue.would_place(queued)
         fleet, at = self.decider.fleet, decision.at
         beliefs = fleet.view.beliefs(fleet.snapshot(at).loads, at)
         found = explain(decision, estimate, self.queue.depth(), runtime.pools, beliefs, hold)
-        return json_response(200, encode({**named_view(request.model, named), **found}))
+        return json_response(200, encode({**named_view(request.model, named), **found, **left_out_view(request)}))
 
     async def report_ttft(self, beacon: bytes) -> web.Response:
         request_id, seconds = parse_beacon(beacon)

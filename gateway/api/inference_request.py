@@ -210,13 +210,15 @@ def _message_flags(message: MessageShape) -> int:
 @dataclass(slots=True)
 class TranslatedBody:
     """The body of a request in the dialect of a pool. `before`: the bodies that each translation was made of.
-    `left_out`: members lost on the way, as the caller is told, with the label of the metric."""
+    `left_out`: members lost on the way, as the caller is told, with the label of the metric. `maker`: digest of who
+    writes the answer."""
 
     operation: Operation
     body: Mapping[str, Any]
     translations: tuple[Translation, ...]
     before: tuple[Mapping[str, Any], ...]
     left_out: Mapping[str, str] = field(default_factory=dict)
+    maker: str = ""
 
 
 @dataclass(slots=True, kw_only=True)

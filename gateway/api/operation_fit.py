@@ -1,4 +1,5 @@
-"""Finds the pools of a route that can serve an operation: natively, through a translation, or not at all.
+"""Finds the pools of a route that can serve an operation: natively, through a translation, or not at all; and notes the
+bodies for those that need another than the caller's.
 
 A pool's servers may lack an operation that their kind usually serves (a chat model has no embeddings): the first
 request that is refused for it shows that to its caller, and a second caller's to all; the pool is not asked again for a
@@ -8,25 +9,45 @@ have provoked it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from time import monotonic
 
-import msgspec
-
+from backends.facts.model_facts import Facts
+from backends.fitting.target import Author
 from backends.interface import Operation
-from backends.translation.omissions import Omissions
-from backends.translation.registry import chain
 from backends.translation.reply_translation import SHAPE_ERRORS
-from backends.translation.translation import Translation, UntranslatableError
+from backends.translation.translation import UntranslatableError
+from backends.translation.turn_state.history import Recall, TurnHistory, unknown
+from backends.translation.turn_state.seals import MARK_BYTES
+from gateway.api.fitted_bodies import FittedBodies, Server, Steps
 from gateway.api.inference_request import InferenceRequest, TranslatedBody
 from gateway.strict_json import encode
 from policies.routes.route import Route
 
 LACKING = 60.0  # s until a pool is asked again
 WITNESSES = 2  # callers that find the same, to count for all
+_SIGNED = (Operation.MESSAGES, Operation.COUNT_TOKENS)
+_SIGNATURES = b'"signature"', b'"redacted_thinking"'
+_NOTHING_KNOWN = Facts()
 
-_decode = msgspec.json.Decoder().decode
+
+def nothing_known(pool: str) -> Facts:
+    return _NOTHING_KNOWN
+
+
+@dataclass(frozen=True, slots=True)
+class Servers:
+    """The servers of pools. `native`: operations that they speak; `facts`: of the request's model there; `makers`:
+    digests of the account and the model that write their turns. Each by pool."""
+
+    native: Mapping[str, frozenset[Operation]] = field(default_factory=dict)
+    facts: Callable[[str], Facts] = nothing_known
+    makers: Mapping[str, str] = field(default_factory=dict)
+
+
+NO_SERVERS = Servers()
 
 
 @dataclass(slots=True)
@@ -36,51 +57,89 @@ class OperationFit:
     # by pool: until when, by caller that has found it
     lacking: dict[tuple[str, Operation], dict[str, float]] = field(default_factory=dict)
     served: set[tuple[str, Operation]] = field(default_factory=set)
+    recall: Recall | None = None  # of signatures in answers that have passed untouched; None: nothing is remembered
+    bodies: FittedBodies = field(default_factory=FittedBodies)
 
-    def fit(self, request: InferenceRequest, route: Route, native: Mapping[str, frozenset[Operation]]) -> None:
-        """Note translated bodies and unfit pools on the request. `native`: operations by pool."""
+    def work(
+        self, request: InferenceRequest, route: Route, servers: Servers, written: bytes
+    ) -> Callable[[], None] | None:
+        """The fit of a request, which may take long; None: every pool gets the body as it is. `written`: the body as
+        the caller has sent it."""
+        has_state = self.holds_state(request.operation, written)
+        is_native = not self.lacking and all(request.operation in servers.native[pool] for pool in route.pools)
+        if is_native and not has_state and not self.concerns(request, route, servers):
+            return None
+        return partial(self.fit, request, route, servers, has_state=has_state)
+
+    def concerns(self, request: InferenceRequest, route: Route, servers: Servers) -> bool:
+        """True where a pool that speaks the request's dialect may need another body."""
+        return self.bodies.concerns(request, [servers.facts(pool) for pool in route.pools], _author(route))
+
+    def holds_state(self, operation: Operation, body: bytes) -> bool:
+        """The history has state that a provider has tied to a turn, as far as the gateway knows its maker."""
+        if MARK_BYTES in body:
+            return True
+        return self.recall is not None and operation in _SIGNED and any(name in body for name in _SIGNATURES)
+
+    def fit(self, request: InferenceRequest, route: Route, servers: Servers, *, has_state: bool = False) -> None:
+        """Note bodies for pools that need another than the caller's, and unfit pools, on the request. `has_state`: the
+        history has state of makers, which returns to each alone."""
         unfit: dict[str, str] = {}
-        translated: dict[str, TranslatedBody] = {}
-        known: dict[tuple[Translation, ...], TranslatedBody] = {}
+        made: dict[str, TranslatedBody] = {}
+        known: dict[tuple[Steps, int, str], TranslatedBody | None] = {}
         for pool in route.pools:
-            spoken = self._spoken(pool, native[pool], request.caller)
-            if request.operation in spoken:
-                continue
-            steps = chain(request.operation, spoken)
+            server = self._server(pool, servers, request.caller)
+            steps = self.bodies.steps(request, server)
             if steps is None:
                 unfit[pool] = f"its servers do not serve {request.operation.value}"
                 continue
             try:
-                if steps not in known:
-                    known[steps] = _translated(request, steps, route.drop)
-                translated[pool] = known[steps]
+                key = steps, id(server.facts), server.maker
+                if key not in known:
+                    known[key] = self._made(request, steps, route, server, has_state)
+                if (body := known[key]) is not None:
+                    made[pool] = body
             except UntranslatableError as refusal:
                 unfit[pool] = str(refusal)
             except SHAPE_ERRORS:
-                unfit[pool] = "the request has no known shape"
-        request.unfit, request.translated = unfit, translated
+                if steps:
+                    unfit[pool] = "the request has no known shape"
+        request.unfit, request.translated = unfit, made
 
-    def found_lacking(self, pool: str, request: InferenceRequest, route: Route, native: frozenset[Operation]) -> bool:
+    def found_lacking(self, pool: str, request: InferenceRequest, route: Route, servers: Servers) -> bool:
         """Note that a pool lacks the operation. True: the request can be translated for it."""
         if (pool, request.operation) not in self.served:
             self._note(self.lacking.setdefault((pool, request.operation), {}), request.caller)
-        steps = chain(request.operation, self._spoken(pool, native, request.caller) - {request.operation})
-        if steps is None:
+        server = self._server(pool, servers, request.caller, without=request.operation)
+        if (body := self.made_for(server, request, route)) is None:
             return False
-        try:
-            request.translated = {**request.translated, pool: _translated(request, steps, route.drop)}
-        except SHAPE_ERRORS:
-            return False
+        request.translated = {**request.translated, pool: body}
         return True
 
-    def translated_into(self, operation: Operation, request: InferenceRequest, route: Route) -> TranslatedBody | None:
-        """The body for servers that are asked at another operation; None: it cannot be expressed there."""
-        if not (steps := chain(request.operation, frozenset({operation}))):
+    def made_for(self, server: Server, request: InferenceRequest, route: Route) -> TranslatedBody | None:
+        """The body for one kind of server; None: it is the caller's own, or none can be made."""
+        if (steps := self.bodies.steps(request, server)) is None:
             return None
+        has_state = self.holds_state(request.operation, encode(request.body))
         try:
-            return _translated(request, steps, route.drop)
+            return self._made(request, steps, route, server, has_state)
         except SHAPE_ERRORS:
             return None
+
+    def _made(
+        self, request: InferenceRequest, steps: Steps, route: Route, server: Server, has_state: bool
+    ) -> TranslatedBody | None:
+        """The body for a server; None: the caller's own. Raises UntranslatableError, and SHAPE_ERRORS."""
+        history = None
+        if has_state:
+            history = TurnHistory(server.maker, request.operation, not steps, self.recall or unknown)
+        if not steps:
+            return self.bodies.own(request, server, _author(route), route.drop, history)
+        return self.bodies.translated(request, steps, server, route.drop, history)
+
+    def _server(self, pool: str, servers: Servers, caller: str, without: Operation | None = None) -> Server:
+        spoken = self._spoken(pool, servers.native[pool], caller) - {without}
+        return Server(spoken, servers.facts(pool), servers.makers.get(pool, ""))
 
     def _note(self, found: dict[str, float], caller: str) -> None:
         """Keep the latest two callers: they are enough for all."""
@@ -103,8 +162,5 @@ def _counts(found: Mapping[str, float], caller: str) -> bool:
     return caller in recent or len(recent) >= WITNESSES
 
 
-def _translated(request: InferenceRequest, steps: tuple[Translation, ...], drop: frozenset[str]) -> TranslatedBody:
-    bodies, dropped = [_decode(encode(request.body))], Omissions(drop)
-    for step in steps:
-        bodies.append(step.request(bodies[-1], dropped))
-    return TranslatedBody(steps[-1].backend, bodies[-1], steps, tuple(bodies[:-1]), dropped.noted)
+def _author(route: Route) -> Author:
+    return Author.KNOWING if len(route.pools) == 1 else Author.CALLER

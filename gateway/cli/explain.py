@@ -17,10 +17,11 @@ from typing import Any
 
 from backends.interface import Operation
 from gateway.admin.admin_views import explain as in_words
-from gateway.admin.admin_views import named_view
+from gateway.admin.admin_views import left_out_view, named_view
 from gateway.admission.auth import ANYONE
 from gateway.api import inference_request as ingress
 from gateway.api.api_error import ApiError
+from gateway.api.operation_fit import OperationFit
 from gateway.cli.gateway_client import ask_admin, authorization, key_in
 from gateway.cli.tables import aligned, shortened, wrapped
 from gateway.config.config_errors import ConfigError, file_errors
@@ -28,7 +29,7 @@ from gateway.config.loading import load
 from gateway.config.models import Config
 from gateway.decider import Decider
 from gateway.part_list import CONFIG
-from gateway.runtime import routes_of, tokenizers
+from gateway.runtime import build_runtime, routes_of, tokenizers
 from gateway.strict_json import BadJson, decode, encode
 from gateway.tokenize.estimator import Estimator
 from gateway.tokenize.tokenizers import EncoderError
@@ -80,11 +81,13 @@ async def _decided(config: Config, operation: Operation, raw: bytes) -> dict[str
         request = ingress.parse(operation, raw, {}, monotonic(), "explain", routes.wanted_headers())
         named = routes.match(request.model)
         route = named.route
+        if (work := OperationFit().work(request, route, build_runtime(config).servers(named.model), raw)) is not None:
+            work()
         estimate = await decider.estimate(request, route, ANYONE)
         decision = decider.decide(request, route, estimate, ANYONE, 1)
         beliefs = fleet.view.beliefs(fleet.snapshot(decision.at).loads, decision.at)
         found = in_words(decision, estimate, {}, {pool.name: pool for pool in pools}, beliefs)
-        return {**named_view(request.model, named), **found}
+        return {**named_view(request.model, named), **found, **left_out_view(request)}
     finally:
         estimator.close()
 

@@ -20,10 +20,7 @@ def note_won(routed: RoutedRequest, wire: WireAttempt, first_in: float) -> None:
         LEFT_OUT.put(routed.timeline.record, translated.left_out)
     if wire.request.changes and (changed := told(wire.request.changes, wire.request.body)):
         LEFT_OUT.put(routed.timeline.record, {**LEFT_OUT.of(routed.timeline.record), **changed})
-    lost = routed.request.withheld
-    if wire.request.max_tokens is not None:
-        lost += wire.upstream.backend.lost(wire.request)
-    if lost:
+    if lost := routed.request.withheld + wire.upstream.backend.lost(wire.request):
         found = LEFT_OUT.of(routed.timeline.record)
         LEFT_OUT.put(routed.timeline.record, {**found, **{member: member for member in lost}})
     routed.timeline.won(

@@ -422,7 +422,7 @@ class Race(Wire):
         if blame.elsewhere is not Elsewhere.TRANSLATED:
             return False
         routed, pool = self.routed, wire.attempt.candidate.endpoint.pool
-        return self.dispatcher.operations.found_lacking(pool, routed.request, routed.route, routed.native[pool])
+        return self.dispatcher.operations.found_lacking(pool, routed.request, routed.route, routed.servers)
 
     def _doubt(self, wire: WireAttempt) -> bool:
         """True for the first refusal by an outlier among siblings: another endpoint is asked to confirm it."""

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from backends.interface import Backend, BackendRequest, Operation
+from backends.stream.redaction import Rewriter
 from backends.translation.masked_messages import MASKED_MESSAGES
 from backends.translation.reply_translation import AnswerTranslation, RewrittenAnswer
-from backends.translation.translation import Translation
+from backends.translation.translation import AnswerContext, Translation
 from gateway.api.inference_request import InferenceRequest
+from gateway.api.operation_fit import NO_SERVERS, Servers
 from gateway.api.request_headers import new_request_id
 from gateway.observe.timeline import RequestTimeline
 from gateway.upstream.upstream import Upstream
@@ -35,6 +37,35 @@ class Rewriting:
 UNCHANGED = Rewriting()
 
 
+class BothRewritten:
+    """An answer that is rewritten twice: in the caller's names, then with sealed ids."""
+
+    def __init__(self, first: RewrittenAnswer, then: RewrittenAnswer) -> None:
+        self._first, self._then = first, then
+
+    def whole(self, reply: bytes) -> bytes:
+        return self._then.whole(self._first.whole(reply))
+
+    def stream(self) -> BothStreams:
+        return BothStreams(self._first.stream(), self._then.stream())
+
+
+class BothStreams:
+    """A `Rewriter` of two."""
+
+    def __init__(self, first: Rewriter, then: Rewriter) -> None:
+        self._first, self._then = first, then
+
+    def feed(self, data: bytes) -> bytes:
+        return self._then.feed(self._first.feed(data))
+
+    def drop(self) -> bytes:
+        return self._first.drop() + self._then.drop()
+
+    def close(self) -> bytes:
+        return self._then.feed(self._first.close()) + self._then.close()
+
+
 @dataclass(slots=True, kw_only=True)
 class RoutedRequest:
     """A request with a routing decision. `upstreams`: by endpoint id; `first_token_limit`: s."""
@@ -49,7 +80,7 @@ class RoutedRequest:
     limit_is_meant: bool = False  # `first_token_limit` is of the configuration
     limits_are_meant: bool = False  # that, or a pool's own
     model: str = ""  # for the servers, as the caller names it; empty: the pool's own
-    native: Mapping[str, frozenset[Operation]] = field(default_factory=dict)  # operations spoken natively, by pool
+    servers: Servers = NO_SERVERS  # of the route's pools
     cache_group: str = ""  # tenants with shared prefix caches; empty: all
     path: str = ""  # of the caller's request
     masked_pools: frozenset[str] = frozenset()  # pools of which no caller may learn the counts of cached tokens
@@ -174,9 +205,17 @@ class RoutedRequest:
         bodies: tuple[Mapping[str, Any], ...] = () if translated is None else translated.before
         if masked and self.request.operation is Operation.MESSAGES:
             steps, bodies = (MASKED_MESSAGES, *steps), (self.request.body, *bodies)
-        if steps:
-            return AnswerTranslation(steps, bodies)
-        return None if self.rewrite is None else self.rewrite(endpoint.id)
+        sealed = None if self.rewrite is None else self.rewrite(endpoint.id)
+        if not steps:
+            return sealed
+        answer = AnswerTranslation(steps, bodies, self._context(endpoint.pool))
+        is_native = steps[-1].backend is self.request.operation
+        return answer if sealed is None or not is_native else BothRewritten(answer, sealed)
+
+    def _context(self, pool: str) -> AnswerContext:
+        translated, estimate = self.request.translated.get(pool), self.estimate.pools.get(pool)
+        maker = "" if translated is None else translated.maker
+        return AnswerContext(maker, None if estimate is None else estimate.tokens)
 
 
 def header_safe(model: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -86,6 +87,13 @@ def test_a_cap_of_the_route_leaves_room_for_thinking(cap: int | None, thinking: 
     """The caller's request is valid, and the cap is not the caller's."""
     asked = {"max_tokens": 16000, "thinking": {"type": "enabled", "budget_tokens": 8000}}
     assert json.loads(backend().call(forward(body=asked, max_tokens=cap)).body)["thinking"] == thinking
+
+
+def test_a_model_that_always_thinks_is_left_to_it_where_a_cap_leaves_no_room() -> None:
+    """It refuses thinking that is switched off."""
+    asked = {"max_tokens": 16000, "thinking": {"type": "enabled", "budget_tokens": 8000}}
+    call = backend().call(replace(forward(body=asked, max_tokens=1024), model="claude-fable-5"))
+    assert "thinking" not in json.loads(call.body)
 
 
 def test_a_count_has_no_limit() -> None:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from backends.catalog import build
 from backends.interface import BackendConfig, BackendRequest, FailureKind, HttpCall, Operation
 from backends.openai import Compatible, Mistral, OpenAI, OpenAIPlatform
 from backends.stream.taps import BodyTap, StreamTap
@@ -210,14 +209,6 @@ def test_mistral_gets_no_unsupported_fields(body: dict[str, Any], expected: dict
 
 
 REASONED = {"role": "assistant", "content": "x", "reasoning_content": "hm", "reasoning_details": []}
-
-
-@pytest.mark.parametrize(("kind", "kept"), [("openai", False), ("groq", False), ("deepseek", True), ("vllm", True)])
-def test_reasoning_of_earlier_turns_goes_to_servers_that_read_it(kind: str, kept: bool) -> None:
-    """Of translated requests; Groq and others refuse the member. DeepSeek wants it back."""
-    backend = build(config(kind=kind))
-    [turn] = sent(backend.call(forward({"messages": [REASONED]})))["messages"]
-    assert ("reasoning_content" in turn) == kept
 
 
 def test_messages_of_a_chat_caller_are_the_callers() -> None:

@@ -103,7 +103,7 @@ async def test_an_answer_of_a_tier_of_which_the_first_has_no_part_is_kept() -> N
         [reply(b'{"choices":[]}', "200 OK", JSON)],
         whole("", "content_filter"),
         whole("I am", "content_filter"),
-        whole("a", "insufficient_system_resource"),
+        whole("a", "an_end_of_tomorrow"),
         whole("a", None),
         whole("", "stop"),
         [reply(b'{"choices":[{"message":null,"finish_reason":"stop"}]}', "200 OK", JSON)],

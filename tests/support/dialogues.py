@@ -37,7 +37,7 @@ def part(kind: str, **members: st.SearchStrategy[Any]) -> st.SearchStrategy[Json
     return st.fixed_dictionaries({"type": st.just(kind), **members})
 
 
-IMAGE = st.fixed_dictionaries({"url": TEXT}, optional={"detail": st.sampled_from(["low", "high", "original"])})
+IMAGE = st.fixed_dictionaries({"url": TEXT}, optional={"detail": st.sampled_from(["low", "high"])})
 FILE = optional(file_data=TEXT, file_id=TEXT, filename=TEXT)
 AUDIO = st.fixed_dictionaries({"data": TEXT, "format": st.sampled_from(["mp3", "wav"])})
 PARTS = st.lists(

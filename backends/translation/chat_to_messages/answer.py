@@ -1,8 +1,8 @@
 """Turns replies and events of Anthropic's Messages into chat completions.
 
 Reasoning is `reasoning_content`, the name that most clients read, and `reasoning_details` with Anthropic's signature,
-which a caller returns in the next turn (openrouter.ai/docs, reasoning tokens). Citations and results of the provider's
-own tools have no place in a chat; no chat can ask for either.
+which a caller returns in the next turn (openrouter.ai/docs, reasoning tokens); it is sealed with its maker. Citations
+and results of the provider's own tools have no place in a chat; no chat can ask for either.
 """
 
 from __future__ import annotations
@@ -15,35 +15,37 @@ from typing import Any
 import msgspec
 
 from backends import failures
+from backends.stream.ends import End, end_of, failure_of_end
 from backends.stream.sse import ServerSentEvent
 from backends.translation.tool_arguments import as_object, reasoning_detail
-from backends.translation.translation import ChatEvents, Json, decode_event, sse
+from backends.translation.translation import NO_CONTEXT, AnswerContext, ChatEvents, Json, decode_event, sse
+from backends.translation.turn_state.call_ids import made_id
+from backends.translation.turn_state.seals import sealed
 
 _FINISH_REASONS = {
-    "end_turn": "stop",
-    "stop_sequence": "stop",
-    "pause_turn": "stop",
-    "max_tokens": "length",
-    "model_context_window_exceeded": "length",
-    "tool_use": "tool_calls",
-    "refusal": "content_filter",
+    End.STOP: "stop",
+    End.PAUSED: "stop",  # a chat has no way to go on
+    End.LENGTH: "length",
+    End.CALLS: "tool_calls",
+    End.FILTERED: "content_filter",
 }
 _THINKING = ("thinking", "redacted_thinking")
 _DONE = b"data: [DONE]\n\n"
 _encode = msgspec.json.Encoder().encode
 
 
-def chat_from_message(reply: Json, body: Mapping[str, Any]) -> Json:
+def chat_from_message(reply: Json, body: Mapping[str, Any], context: AnswerContext = NO_CONTEXT) -> Json:
     """The completion of a whole reply."""
-    choice = {"index": 0, "message": _message(reply), "logprobs": None, **_finish(reply)}
-    head = {"id": reply.get("id") or "", "object": "chat.completion", "created": int(time.time())}
-    return {**head, "model": reply.get("model") or "", "choices": [choice], "usage": _usage(reply.get("usage") or {})}
+    choice = {"index": 0, "message": _message(reply, context.maker), "logprobs": None, **_finish(reply)}
+    head = {"id": reply.get("id") or made_id("chatcmpl-"), "object": "chat.completion", "created": int(time.time())}
+    return {**head, "model": reply.get("model") or "", "choices": [choice], "usage": _usage(reply.get("usage"))}
 
 
-def _message(reply: Json) -> Json:
+def _message(reply: Json, maker: str) -> Json:
     blocks = reply["content"]
     texts = [block["text"] for block in blocks if block["type"] == "text"]
-    details = [reasoning_detail(block, n) for n, block in enumerate(b for b in blocks if b["type"] in _THINKING)]
+    thoughts = [block for block in blocks if block["type"] in _THINKING]
+    details = [_detail(block, place, maker) for place, block in enumerate(thoughts)]
     thought = "".join(detail.get("text", "") for detail in details)
     calls = [_call(block) for block in blocks if block["type"] == "tool_use"]
     refusal = (reply.get("stop_details") or {}).get("explanation")
@@ -52,20 +54,34 @@ def _message(reply: Json) -> Json:
     return message | {name: value for name, value in members.items() if value}
 
 
+def _detail(block: Mapping[str, Any], place: int, maker: str) -> Json:
+    """A block of thinking. Its signature or cipher is sealed with its maker."""
+    detail = reasoning_detail(block, place)
+    sealable = {name: sealed(maker, detail[name]) for name in ("signature", "data") if maker and detail.get(name)}
+    return {**detail, **sealable}
+
+
 def _call(block: Mapping[str, Any]) -> Json:
     function = {"name": block["name"], "arguments": _encode(as_object(block.get("input"))).decode()}
     return {"id": block["id"], "type": "function", "function": function}
 
 
 def _finish(stop: Mapping[str, Any]) -> Json:
-    """Reason of the end. The sequence that has ended the answer is named as vLLM names it."""
-    reason = {"finish_reason": _FINISH_REASONS.get(stop.get("stop_reason") or "", "stop")}
+    """Reason of the end. The sequence that has ended the answer is named as vLLM names it. Raises ValueError for an end
+    that is not known to be good."""
+    end = end_of(stop.get("stop_reason") or "stop")
+    if end not in _FINISH_REASONS:
+        raise ValueError("an unknown end")
+    reason = {"finish_reason": _FINISH_REASONS[end]}
     sequence = stop.get("stop_sequence")
     return reason if sequence is None else {**reason, "stop_reason": sequence}
 
 
-def _usage(usage: Mapping[str, Any]) -> Json:
-    """Usage of a chat: prompt tokens include tokens read from a cache and tokens written to a cache."""
+def _usage(usage: Any) -> Json | None:
+    """Usage of a chat: prompt tokens include tokens read from a cache and tokens written to a cache. None: not
+    reported."""
+    if not isinstance(usage, dict) or not usage:
+        return None
     read, written = usage.get("cache_read_input_tokens"), usage.get("cache_creation_input_tokens")
     prompt = (usage.get("input_tokens") or 0) + (read or 0) + (written or 0)
     output = usage.get("output_tokens") or 0
@@ -92,9 +108,11 @@ class _OpenBlock:
 class ChatFromMessagesStream(ChatEvents):
     """Events of a message, as the chunks of a chat. Blocks that come in turns are told apart by their index."""
 
-    def __init__(self, body: Mapping[str, Any]) -> None:
+    def __init__(self, body: Mapping[str, Any], context: AnswerContext = NO_CONTEXT) -> None:
         super().__init__()
-        self._head: Json = {"id": "", "object": "chat.completion.chunk", "created": int(time.time()), "model": ""}
+        self._maker = context.maker
+        head = {"id": made_id("chatcmpl-"), "object": "chat.completion.chunk"}
+        self._head: Json = {**head, "created": int(time.time()), "model": ""}
         self._blocks: dict[Any, _OpenBlock] = {}  # by index
         self._thoughts = 0
         self._calls = 0
@@ -124,7 +142,7 @@ class ChatFromMessagesStream(ChatEvents):
 
     def _start(self, event: Json) -> bytes:
         message = event["message"]
-        self._head |= {"id": message.get("id") or "", "model": message.get("model") or ""}
+        self._head |= {"id": message.get("id") or self._head["id"], "model": message.get("model") or ""}
         self._usage |= message.get("usage") or {}
         return self._chunk({"role": "assistant", "content": ""})
 
@@ -139,7 +157,7 @@ class ChatFromMessagesStream(ChatEvents):
             given = start.get("input")
             return opened + (self._arguments(block, _encode(as_object(given)).decode()) if given else b"")
         if start["type"] == "redacted_thinking":
-            return self._detail(start)
+            return self._thought(start)
         return self._text(block, start.get("text") or "", start.get("thinking") or "")
 
     def _read_delta(self, event: Json) -> bytes:
@@ -148,7 +166,7 @@ class ChatFromMessagesStream(ChatEvents):
             return self._arguments(block, delta["partial_json"])
         if delta["type"] == "signature_delta":
             thought, block.thought = "".join(block.thought), []
-            return self._detail({**block.start, "thinking": thought, "signature": delta["signature"]})
+            return self._thought({**block.start, "thinking": thought, "signature": delta["signature"]})
         return self._text(block, delta.get("text") or "", delta.get("thinking") or "")
 
     def _text(self, block: _OpenBlock, text: str, thinking: str) -> bytes:
@@ -158,9 +176,9 @@ class ChatFromMessagesStream(ChatEvents):
             return self._chunk({"reasoning_content": thinking})
         return self._chunk({"content": text}) if text else b""
 
-    def _detail(self, block: Json) -> bytes:
+    def _thought(self, block: Json) -> bytes:
         self._thoughts += 1
-        return self._chunk({"reasoning_details": [reasoning_detail(block, self._thoughts - 1)]})
+        return self._chunk({"reasoning_details": [_detail(block, self._thoughts - 1, self._maker)]})
 
     def _arguments(self, block: _OpenBlock, text: str) -> bytes:
         """A block without a call is of a tool that the provider runs."""
@@ -182,6 +200,8 @@ class ChatFromMessagesStream(ChatEvents):
         delta = event["delta"]
         if delta.get("stop_reason") is None:
             return b""
+        if (failure := failure_of_end(delta["stop_reason"])) is not None:
+            return self.error(failure)
         self._stopped = True
         refusal = (delta.get("stop_details") or {}).get("explanation")
         said = self._chunk({"refusal": refusal}) if refusal else b""

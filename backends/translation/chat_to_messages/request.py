@@ -1,16 +1,19 @@
-"""Turns requests for chat completions into requests of Anthropic's Messages.
+"""Turns requests for chat completions into requests of Messages.
 
-Members of both dialects as in `messages_to_chat/request.py`. Choices where the dialects differ:
-- Messages of the roles system and developer at the beginning are Anthropic's `system`; later ones stay in place.
-- A reasoning effort turns on adaptive thinking, which excludes other members at Anthropic. The effort counts: a
+Members of both dialects as in `messages_to_chat/request.py`; what a model accepts of them is not known here
+(`backends.fitting`). Choices where the dialects differ:
+- Messages of the roles system and developer at the beginning are the `system`; later ones stay in place.
+- A reasoning effort turns on adaptive thinking, which excludes other members in Messages. The effort counts: a
   temperature other than 1, a `top_p` below 0.95 and a `top_k` are left out. Where a tool call is forced, no thinking is
-  possible: the effort is sent without it (platform.claude.com/docs, extended thinking, 2026).
-- Reasoning of earlier turns is sent where the caller returns the `reasoning_details` with Anthropic's signatures;
-  Anthropic refuses unsigned thinking, which is left out.
-- A turn of the assistant without any content is left out: Anthropic refuses it.
-- `max_tokens` is Anthropic's to require and the backend's to set where the caller has none.
-- Labels are left out, and noted where their loss may be seen: the names of messages where they tell speakers of one
-  role apart, `metadata`, a `user` beside another `safety_identifier`, citations of an earlier answer.
+  possible: the effort is sent without it.
+- Reasoning of earlier turns is sent where the caller returns the `reasoning_details` with signatures; unsigned thinking
+  has no form in Messages, and is left out.
+- A turn of the assistant without any content is left out: Messages has none.
+- `max_tokens` is the backend's to set where the caller has none.
+- A temperature ends at 1; a higher one is 1. An effort below the lowest is the lowest.
+- Hints and labels are left out, and noted where their loss may be seen: a `service_tier` without equivalent, the names
+  of messages where they tell speakers of one role apart, `metadata`, a `user` beside another `safety_identifier`,
+  citations of an earlier answer.
 - The name of a JSON schema is a label, and hints about caches have no effect on an answer: both are left out.
 """
 
@@ -43,7 +46,7 @@ _KNOWN: Mapping[str, Any] = {
     "frequency_penalty": 0,
     "presence_penalty": 0,
     "modalities": ["text"],
-    "verbosity": "medium",
+    "verbosity": ANY,
 }
 _FUNCTION = dict.fromkeys(("name", "description", "parameters", "strict"), ANY)
 _MESSAGE: Mapping[str, Any] = {
@@ -53,15 +56,15 @@ _MESSAGE: Mapping[str, Any] = {
     "audio": None,
     "function_call": None,
 }
-_IMAGE = {"url": ANY, "detail": "auto"}
+_IMAGE = {"url": ANY, "detail": ANY}
 _PART = dict.fromkeys(("type", "cache_control", "prompt_cache_breakpoint"), ANY)
 _PARTS = {kind: {**_PART, kind: ANY} for kind in ("text", "refusal", "image_url", "file")}
 _CHOICES = {"auto": "auto", "required": "any", "none": "none"}
 _TIERS = {"auto": "auto", "default": "standard_only"}
 _EFFORTS = frozenset({"low", "medium", "high", "xhigh", "max"})
 _THINKING = {"type": "adaptive"}
-_LEAST_WHILE_THINKING = {"temperature": 1, "top_p": 0.95}  # that Anthropic takes; 1 is the most
-_FORCED = ("any", "tool")  # choices with which Anthropic does not think
+_LEAST_WHILE_THINKING = {"temperature": 1, "top_p": 0.95}  # in Messages; 1 is the most
+_FORCED = ("any", "tool")  # choices beside which Messages has no thinking
 _SYSTEM = ("system", "developer")
 _NOT_IN_IDS = re.compile(r"[^a-zA-Z0-9_-]")
 
@@ -87,14 +90,17 @@ def chat_to_messages(body: Mapping[str, Any], dropped: Omissions) -> Json:
 
 
 def _sampling(members: Mapping[str, Any], is_thinking: bool, dropped: Omissions) -> Json:
-    """Members that choose among tokens, as far as Anthropic takes them."""
+    """Members that choose among tokens, as far as Messages has their values."""
     given = {name: members[name] for name in _SAMPLING if name in members}
     if is_thinking:
         least = _LEAST_WHILE_THINKING
-        return {name: value for name, value in given.items() if name in least and least[name] <= value <= 1}
+        kept = {name: value for name, value in given.items() if name in least and least[name] <= value <= 1}
+        for name in given.keys() - kept.keys():
+            dropped.leave_out(name)
+        return kept
     if given.get("temperature", 0) > 1:
-        refuse("temperature", dropped, "Anthropic's ends at 1")
-        del given["temperature"]
+        dropped.leave_out("temperature")
+        given["temperature"] = 1
     return given
 
 
@@ -108,6 +114,9 @@ def _options(members: Mapping[str, Any], is_forced: bool, dropped: Omissions) ->
         options["metadata"] = {"user_id": user}
     config = _output_format(members.get("response_format", {"type": "text"}), dropped)
     effort = members.get("reasoning_effort")
+    if effort == "minimal":
+        dropped.leave_out("reasoning_effort")
+        effort = "low"
     if effort == "none":
         options["thinking"] = {"type": "disabled"}
     elif effort in _EFFORTS:
@@ -115,13 +124,15 @@ def _options(members: Mapping[str, Any], is_forced: bool, dropped: Omissions) ->
         if not is_forced:
             options["thinking"] = dict(_THINKING)
     elif effort is not None:
-        refuse("reasoning_effort", dropped, f"Anthropic has no effort '{effort}'")
+        refuse("reasoning_effort", dropped, f"Messages has no effort '{effort}'")
     if config:
         options["output_config"] = config
     if members.get("service_tier") in _TIERS:
         options["service_tier"] = _TIERS[members["service_tier"]]
     elif "service_tier" in members:
-        refuse("service_tier", dropped)
+        dropped.leave_out("service_tier")
+    if members.get("verbosity", "medium") != "medium":
+        dropped.leave_out("verbosity")
     return options
 
 
@@ -129,7 +140,7 @@ def _output_format(response_format: Mapping[str, Any], dropped: Omissions) -> Js
     if response_format["type"] == "text":
         return {}
     if response_format["type"] != "json_schema":
-        refuse("response_format", dropped, "Anthropic has JSON by a schema alone")
+        refuse("response_format", dropped, "Messages has JSON by a schema alone")
         return {}
     described = response_format["json_schema"]
     schema = described["schema"]
@@ -245,7 +256,7 @@ def _assistant(message: Mapping[str, Any], dropped: Omissions) -> str | list[Jso
 
 
 def _thought(detail: Mapping[str, Any]) -> Json:
-    """A block of thinking that Anthropic has signed; empty: another provider's."""
+    """A block of thinking with a signature; empty: it has none."""
     if detail.get("type") == "reasoning.text" and detail.get("signature"):
         return {"type": "thinking", "thinking": detail.get("text") or "", "signature": detail["signature"]}
     anthropics = str(detail.get("format") or "").startswith("anthropic")
@@ -261,7 +272,7 @@ def _tool_use(call: Mapping[str, Any]) -> Json:
 
 
 def _identity(call_id: str) -> str:
-    """Id of a tool call in the letters that Anthropic accepts: some engines write others."""
+    """Id of a tool call in the letters of Messages: some servers write others."""
     return _NOT_IN_IDS.sub("_", call_id)
 
 
@@ -276,7 +287,7 @@ def _parts(message: Mapping[str, Any], dropped: Omissions) -> list[Json]:
 
 
 def _cache_control(members: Mapping[str, Any]) -> Json:
-    """A caller's mark for Anthropic's cache, which OpenRouter and others read in the same place."""
+    """A caller's mark for the cache, which has the same place in both dialects."""
     return {"cache_control": members["cache_control"]} if members.get("cache_control") else {}
 
 
@@ -297,6 +308,8 @@ def _part(part: Mapping[str, Any], dropped: Omissions) -> list[Json]:
 
 def _image(image: Mapping[str, Any], dropped: Omissions) -> list[Json]:
     refuse_others(image, _IMAGE, "messages.content.image_url", dropped)
+    if image.get("detail") not in (None, "auto"):
+        dropped.leave_out("messages.content.image_url.detail")
     split = split_data_url(image["url"])
     if split is None:
         return [{"type": "image", "source": {"type": "url", "url": image["url"]}}]
@@ -306,7 +319,7 @@ def _image(image: Mapping[str, Any], dropped: Omissions) -> list[Json]:
 def _document(file: Mapping[str, Any], dropped: Omissions) -> list[Json]:
     split = split_data_url(file.get("file_data") or "")
     if split is None or split[0] != "application/pdf":
-        refuse("messages.content.file", dropped, "Anthropic reads PDF files, by their bytes")
+        refuse("messages.content.file", dropped, "Messages has PDF files, by their bytes")
         return []
     source = {"type": "base64", "media_type": split[0], "data": split[1]}
     titled = {"title": file["filename"]} if file.get("filename") not in (None, PDF_NAME) else {}

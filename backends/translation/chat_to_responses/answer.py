@@ -13,18 +13,23 @@ from typing import Any
 from backends import failures
 from backends.stream.sse import ServerSentEvent
 from backends.translation.reply_members import as_count, as_object, as_objects, decoded
-from backends.translation.translation import ChatEvents, Json, sse
+from backends.translation.translation import NO_CONTEXT, AnswerContext, ChatEvents, Json, sse
+from backends.translation.turn_state.seals import sealed
 
 _CALLS = {"function_call": "function", "custom_tool_call": "custom"}  # kinds of calls, by type of the item
 _TEXT_OF_CALL = {"function": "arguments", "custom": "input"}
+ITEM_FORMAT = "openai-responses-v1"  # of details of reasoning that hold an item (openrouter.ai/docs, reasoning tokens)
+_STATEFUL = ("reasoning",)  # types of items whose `encrypted_content` the server wants back
 _REASONS = {"max_output_tokens": "length", "content_filter": "content_filter"}  # finish_reason by incomplete_details
 
 
 class ChatFromResponsesStream(ChatEvents):
     """Stream of a response, for a caller of chat completions."""
 
-    def __init__(self, body: Mapping[str, Any]) -> None:
+    def __init__(self, body: Mapping[str, Any], context: AnswerContext = NO_CONTEXT) -> None:
         super().__init__()
+        self._maker = context.maker
+        self._thoughts = 0  # items of reasoning with state
         self._wants_usage = as_object(body.get("stream_options")).get("include_usage") is True
         self._head: Json = {}  # members of all chunks
         self._calls: dict[Any, int] = {}  # number of a call by output_index
@@ -81,11 +86,15 @@ class ChatFromResponsesStream(ChatEvents):
         return self._chunk({"tool_calls": [{"index": index, kind: {_TEXT_OF_CALL[kind]: text}}]})
 
     def _on_item_done(self, data: Mapping[str, Any]) -> bytes:
-        """The text of a call whose server has sent no deltas."""
+        """State of reasoning; the text of a call whose server has sent no deltas."""
+        item = as_object(data.get("item"))
+        if item.get("type") in _STATEFUL and item.get("encrypted_content"):
+            self._thoughts += 1
+            return self._chunk({"reasoning_details": [_detail(item, self._thoughts - 1, self._maker)]})
         index = self._calls.get(str(data.get("output_index")))
         if index is None or index in self._has_text:
             return b""
-        text = as_object(data.get("item")).get(_TEXT_OF_CALL[self._kinds[index]])
+        text = item.get(_TEXT_OF_CALL[self._kinds[index]])
         return self._call_text(data.get("output_index"), text) if isinstance(text, str) else b""
 
     def _on_summary_part(self, data: Mapping[str, Any]) -> bytes:
@@ -136,7 +145,7 @@ _EVENTS = {
 # -- whole replies -----------------------------------------------------------------------------
 
 
-def chat_from_response(reply: Json, body: Mapping[str, Any]) -> Json:
+def chat_from_response(reply: Json, body: Mapping[str, Any], context: AnswerContext = NO_CONTEXT) -> Json:
     """The chat completion for a whole response."""
     items = as_objects(reply.get("output"))
     parts = [part for item in items if item.get("type") == "message" for part in as_objects(item.get("content"))]
@@ -148,6 +157,9 @@ def chat_from_response(reply: Json, body: Mapping[str, Any]) -> Json:
     }
     if reasoning := "".join(_reasoning(item) for item in items if item.get("type") == "reasoning"):
         message["reasoning"] = reasoning
+    thoughts = [item for item in items if item.get("type") in _STATEFUL and item.get("encrypted_content")]
+    if details := [_detail(item, place, context.maker) for place, item in enumerate(thoughts)]:
+        message["reasoning_details"] = details
     if annotations := [_annotation(each) for part in parts for each in as_objects(part.get("annotations"))]:
         message["annotations"] = annotations
     if calls:
@@ -174,6 +186,13 @@ def _reasoning(item: Mapping[str, Any]) -> str:
     return text or "\n\n".join(str(part.get("text", "")) for part in as_objects(item.get("summary")))
 
 
+def _detail(item: Mapping[str, Any], place: int, maker: str) -> Json:
+    """An item with encrypted reasoning, whole: the server wants it back as it came."""
+    state = {"item": dict(item)}
+    detail = {"type": "reasoning.encrypted", "data": sealed(maker, state) if maker else state, "index": place}
+    return {**detail, "format": ITEM_FORMAT, "id": item.get("id")}
+
+
 def _call(item: Mapping[str, Any]) -> Json:
     kind = _CALLS[item["type"]]
     text = _TEXT_OF_CALL[kind]
@@ -187,7 +206,7 @@ def _annotation(annotation: Mapping[str, Any]) -> Json:
 
 def _finish_reason(response: Mapping[str, Any], calls: bool) -> str:
     if response.get("status") == "incomplete":
-        return _REASONS.get(str(as_object(response.get("incomplete_details")).get("reason")), "stop")
+        return _REASONS.get(str(as_object(response.get("incomplete_details")).get("reason")), "length")
     return "tool_calls" if calls else "stop"
 
 

@@ -14,8 +14,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from backends.translation.omissions import Omissions
+from backends.translation.reply_members import as_objects
 from backends.translation.request_members import SAME_MEMBERS, Members, PartReader, read_audio, read_refusal
 from backends.translation.translation import Json
+
+_ENCRYPTED = "reasoning.encrypted_content"
 
 
 def chat_to_responses(body: Mapping[str, Any], dropped: Omissions) -> Json:
@@ -30,7 +33,12 @@ def chat_to_responses(body: Mapping[str, Any], dropped: Omissions) -> Json:
         found["max_output_tokens"] = limit
     if (effort := members.take("reasoning_effort")) is not None:
         found["reasoning"] = {"effort": effort}
-    found |= _tools(members) | _text(members) | _logprobs(members)
+    # What the provider does not store, it has to return for the next turn.
+    wants_reasoning = not found["store"] and effort != "none"
+    found |= _tools(members) | _text(members)
+    include = [*_logprobs(members, found), *([_ENCRYPTED] if wants_reasoning else [])]
+    if include:
+        found["include"] = include
     members.default("n", 1)
     members.default("modalities", ["text"])
     members.default("presence_penalty", 0, 0.0)
@@ -74,10 +82,11 @@ def _input(members: Members) -> list[Json]:
 
 
 def _turn(message: Members, place: int, custom: set[str]) -> list[Json]:
-    """Items of a turn of the assistant. Ids are the gateway's own: Responses wants some."""
-    items: list[Json] = []
+    """Items of a turn of the assistant. Ids are the gateway's own: Responses wants some. Encrypted reasoning returns as
+    the item that it was."""
     reasoning = [message.take(name) for name in ("reasoning", "reasoning_content")]
-    if text := next(filter(None, reasoning), None):
+    items = _items_kept(message.take("reasoning_details"))
+    if not items and (text := next(filter(None, reasoning), None)):
         thoughts = [{"type": "reasoning_text", "text": text}]
         items.append({"type": "reasoning", "id": f"rs_{place}", "summary": [], "content": thoughts})
     content = message.content(_OUTPUT_PARTS)
@@ -87,6 +96,12 @@ def _turn(message: Members, place: int, custom: set[str]) -> list[Json]:
     for call in message.objects("tool_calls"):
         items += _call(call, custom)
     return items
+
+
+def _items_kept(details: Any) -> list[Json]:
+    """Items that details of the reasoning hold, whole (`chat_to_responses.answer`)."""
+    datas = [each.get("data") for each in as_objects(details)]
+    return [dict(data["item"]) for data in datas if isinstance(data, Mapping) and isinstance(data.get("item"), Mapping)]
 
 
 def _said(content: str | list[Json], refusal: Any, place: int) -> Json:
@@ -224,8 +239,9 @@ def _text(members: Members) -> Json:
     return {"text": text} if text else {}
 
 
-def _logprobs(members: Members) -> Json:
+def _logprobs(members: Members, found: Json) -> list[str]:
+    """Additions that the answer is to have. Sets the number of logprobs in `found`."""
     top = members.take("top_logprobs")
-    wanted = members.take("logprobs") is True or bool(top)
-    found: Json = {"include": ["message.output_text.logprobs"]} if wanted else {}
-    return found | ({"top_logprobs": top} if top else {})
+    if top:
+        found["top_logprobs"] = top
+    return ["message.output_text.logprobs"] if members.take("logprobs") is True or top else []

@@ -12,17 +12,22 @@ A chat may send parallel tool calls in turns, and text between them:
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 from backends.translation.streamed_calls import StreamedCall
 from backends.translation.tool_arguments import WHITESPACE, StreamedObject
 from backends.translation.translation import InexpressibleError, Json, KeptTexts, sse
 
+Ending = Callable[[], list[Json]]
+GivenId = Callable[[StreamedCall], str]  # the id of a call that the caller gets
+
 
 class _Block:
-    """A block of text or thinking. `is_closed`: nothing more belongs to it."""
+    """A block of text or thinking. `is_closed`: nothing more belongs to it. `ending`: the deltas that complete it."""
 
-    def __init__(self, kind: str, empty: Json) -> None:
+    def __init__(self, kind: str, empty: Json, ending: Ending | None = None) -> None:
         self.kind = kind
+        self._ending = ending
         self.empty = empty  # members of the start event
         self.waiting: list[Json] = []  # deltas
         self.is_started = self.is_closed = False
@@ -42,15 +47,16 @@ class _Block:
 
     def end(self) -> list[Json]:
         """Deltas that complete the block."""
-        return []
+        return [] if self._ending is None else self._ending()
 
 
 class _ToolBlock(_Block):
     """A tool call."""
 
-    def __init__(self, call: StreamedCall) -> None:
+    def __init__(self, call: StreamedCall, given_id: GivenId) -> None:
         super().__init__("tool_use", {"input": {}})
         self._call = call
+        self._given_id = given_id
         self._input = StreamedObject()
 
     @property
@@ -69,8 +75,7 @@ class _ToolBlock(_Block):
         """Raises ValueError for a call without a name, which no dialect has."""
         if not self._call.name:
             raise ValueError("a tool call has no name")
-        identity = self._call.identity or f"call_{self._call.number}"
-        return {"type": self.kind, "id": identity, "name": self._call.name, **self.empty}
+        return {"type": self.kind, "id": self._given_id(self._call), "name": self._call.name, **self.empty}
 
     def end(self) -> list[Json]:
         rest = self._input.close()
@@ -84,21 +89,31 @@ def _input_delta(text: str) -> Json:
 class MessageBlocks:
     """Blocks of one message; each method returns the events to write."""
 
-    def __init__(self, kept: KeptTexts) -> None:
-        self._kept = kept
+    def __init__(self, kept: KeptTexts, given_id: GivenId) -> None:
+        self._kept, self._given_id = kept, given_id
         self._queue: deque[_Block] = deque()  # the first one is open, or not ready
         self._tools: dict[int, _ToolBlock] = {}  # by number of the call
         self._started = 0
 
-    def add_text(self, kind: str, empty: Json, delta: Json, text: str, *, is_last: bool = False) -> bytes:
-        """`text`: in the delta. `is_last`: the next delta of the kind begins another block."""
+    def add_text(
+        self, kind: str, empty: Json, delta: Json, text: str, *, is_last: bool = False, ending: Ending | None = None
+    ) -> bytes:
+        """`text`: in the delta. `is_last`: the next delta of the kind begins another block. `ending`: of a new
+        block."""
         block = self._queue[-1] if self._queue else None
         if block is None or block.kind != kind or block.is_closed:
-            block = _Block(kind, empty)
+            block = _Block(kind, empty, ending)
             self._queue.append(block)
         block.waiting.append(delta)
         block.is_closed = is_last
         return self._write(block, text)
+
+    def close_last(self, kind: str) -> bytes:
+        """End the latest block, if it is of this kind: the next delta of the kind begins another one."""
+        if not self._queue or self._queue[-1].kind != kind:
+            return b""
+        self._queue[-1].is_closed = True
+        return self._write(self._queue[-1], "")
 
     def add_whole(self, kind: str, members: Json) -> bytes:
         """A block without deltas."""
@@ -111,7 +126,7 @@ class MessageBlocks:
         """Raises InexpressibleError for more of a call whose block has ended."""
         block = self._tools.get(call.number)
         if block is None:
-            block = self._tools[call.number] = _ToolBlock(call)
+            block = self._tools[call.number] = _ToolBlock(call, self._given_id)
             self._queue.append(block)
         if block.is_closed:
             if text.strip(WHITESPACE):

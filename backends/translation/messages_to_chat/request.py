@@ -6,6 +6,9 @@ completions (November 2026). Choices where the dialects differ:
   keeps signatures. A budget of thinking becomes an effort. Adaptive thinking without an effort is a chat's default.
 - Tool results of a turn become messages of the role `tool`; images within follow in the user's message. The sign of a
   failed tool (`is_error`) becomes the word `Error:`.
+- Blocks of a provider's own tools in the history become texts (`provider_blocks`).
+- Hints about speed, and fallbacks of the provider's, are left out and noted: the answer is the same.
+- State that a seal has kept (`turn_state.history`) becomes the members of the chat that it was.
 - Hints about caches have no effect on an answer and are left out; so are labels beside the user's in `metadata`, which
   is noted.
 """
@@ -19,10 +22,13 @@ from typing import Any
 
 import msgspec
 
+from backends.translation.messages_to_chat.provider_blocks import as_text, is_providers
 from backends.translation.omissions import Omissions
-from backends.translation.request_members import ANY, present, refuse, refuse_others
+from backends.translation.request_members import ANY, LABEL, present, refuse, refuse_others
 from backends.translation.tool_arguments import PDF_NAME, as_object, data_url, reasoning_detail
 from backends.translation.translation import Json
+from backends.translation.turn_state.chat_state import details_text, merged, restored
+from backends.translation.turn_state.history import STATE
 
 USER_LIMIT = 64  # characters of OpenAI's `user`
 SCHEMA_NAME = "output"  # of a JSON schema, which has a name in chat alone
@@ -32,8 +38,10 @@ _KNOWN: Mapping[str, Any] = {
     **dict.fromkeys(_SAME, ANY),
     **dict.fromkeys(("messages", "system", "max_tokens", "stop_sequences", "metadata", "service_tier"), ANY),
     **dict.fromkeys(("tools", "tool_choice", "thinking", "output_config", "context_management"), ANY),
-    **dict.fromkeys(("cache_control", "diagnostics"), ANY),  # without effect on the answer
-    "speed": "standard",
+    "cache_control": ANY,  # without effect on the answer
+    "diagnostics": LABEL,
+    "fallbacks": LABEL,
+    "speed": LABEL,
 }
 _TOOL = {
     **dict.fromkeys(("type", "name", "description", "input_schema", "strict"), ANY),
@@ -44,14 +52,16 @@ _TOOL = {
 _BLOCK = dict.fromkeys(("type", "cache_control"), ANY)
 _TOOL_BLOCK = {**_BLOCK, **dict.fromkeys(("id", "tool_use_id", "name", "input", "content", "is_error"), ANY)}
 _BLOCKS: Mapping[str, Mapping[str, Any]] = {
-    "text": {**_BLOCK, "text": ANY, "citations": []},
+    "text": {**_BLOCK, "text": ANY, "citations": LABEL},
     "image": {**_BLOCK, "source": ANY, "transformations": {}},
     "document": {**_BLOCK, **dict.fromkeys(("source", "title", "context"), ANY), "citations": {"enabled": False}},
-    "tool_use": {**_TOOL_BLOCK, "caller": {"type": "direct"}},
+    "tool_use": {**_TOOL_BLOCK, "caller": ANY, STATE: ANY},
     "tool_result": _TOOL_BLOCK,
-    "thinking": {**_BLOCK, "thinking": ANY, "signature": ANY},
-    "redacted_thinking": {**_BLOCK, "data": ANY},
+    "thinking": {**_BLOCK, "thinking": ANY, "signature": ANY, STATE: ANY},
+    "redacted_thinking": {**_BLOCK, "data": ANY, STATE: ANY},
 }
+_DIRECT = {"type": "direct"}
+_SEARCH = "tool_search_tool"  # a tool of the provider, with the way of searching and a date behind it
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _TIERS = {"auto": "auto", "standard_only": "default"}
 _EFFORTS = ((2048, "low"), (8192, "medium"))  # by the budget of thinking tokens, at most; else high
@@ -90,8 +100,10 @@ def _options(members: Mapping[str, Any], dropped: Omissions) -> Json:
     effort = _effort(members.get("thinking", {}), dropped) or config.get("effort")
     if effort is not None:
         options["reasoning_effort"] = effort
-    if "service_tier" in members:
+    if members.get("service_tier") in _TIERS:
         options["service_tier"] = _TIERS[members["service_tier"]]
+    elif "service_tier" in members:
+        dropped.leave_out("service_tier")
     for edit in members.get("context_management", {}).get("edits", ()):
         if {name: value for name, value in edit.items() if name != "type"} != _KEPT_THINKING:
             refuse("context_management", dropped)
@@ -126,8 +138,12 @@ def _tools(members: Mapping[str, Any], dropped: Omissions) -> Json:
 
 
 def _is_translatable(tool: Mapping[str, Any], dropped: Omissions) -> bool:
-    """False for a tool of the provider: refused or dropped by tool type."""
+    """False for a tool of the provider: refused or dropped by tool type. A search of tools is left out: a chat offers
+    all of them."""
     kind = tool.get("type", "custom")
+    if str(kind).startswith(_SEARCH):
+        dropped.leave_out(f"tools.{_SEARCH}")
+        return False
     if kind not in ("custom", None):
         refuse(f"tools.{kind}", dropped)
         return False
@@ -211,32 +227,79 @@ def _tool_result(block: Mapping[str, Any], dropped: Omissions) -> tuple[Json, li
 def _assistant(blocks: Sequence[Mapping[str, Any]], dropped: Omissions) -> Json:
     texts: list[Json] = []
     calls: list[Json] = []
-    details: list[Json] = []
+    turn = _Thought()
     for block in blocks:
         kind = _known(block, dropped)
         if kind == "text":
             texts += _texts([block])
         elif kind == "tool_use":
-            function = {"name": block["name"], "arguments": _encode(as_object(block.get("input"))).decode()}
-            calls.append({"id": block["id"], "type": "function", "function": function})
+            calls.append(_call(block))
         elif kind in ("thinking", "redacted_thinking"):
-            details.append(reasoning_detail(block, len(details)))
+            turn.add(block)
+        elif is_providers(kind):
+            texts += _providers(block, dropped)
         else:
             refuse(f"messages.content.{kind}", dropped)
     message: Json = {"role": "assistant", "content": _joined(texts) or (None if calls else "")}
-    thought = "".join(detail.get("text", "") for detail in details)
-    if thought:
-        message["reasoning_content"] = thought
-    if details:
-        message["reasoning_details"] = details
+    message |= turn.members()
     if calls:
-        message["tool_calls"] = calls
+        message["tool_calls"] = [merged(call, turn.calls.get(call["id"], {})) for call in calls]
     return message
+
+
+def _call(block: Mapping[str, Any]) -> Json:
+    state = block.get(STATE) or {}
+    function = {"name": block["name"], "arguments": _encode(as_object(block.get("input"))).decode()}
+    call = {"id": block["id"], "type": "function", "function": {**function, **state.get("function", {})}}
+    return {**call, **state.get("call", {})}
+
+
+class _Thought:
+    """Reasoning of a turn and the state beside it. `calls`: state by id of the call."""
+
+    def __init__(self) -> None:
+        self.calls: dict[str, Json] = {}
+        self._texts: list[str] = []
+        self._details: list[Json] = []
+        self._members: Json = {}
+
+    def add(self, block: Mapping[str, Any]) -> None:
+        text, state = str(block.get("thinking") or ""), block.get(STATE)
+        self._texts.append(text)
+        if state is None:
+            if "data" not in block or block["data"]:
+                self._details.append(reasoning_detail(block, len(self._details)))
+            return
+        details = restored(state, text)
+        self._texts[-1] = text or details_text(details)
+        self._details += details
+        self._members = merged(self._members, state.get("message") or {})
+        for call_id, each in (state.get("calls") or {}).items():
+            found = {**each.get("call", {}), **({"function": each["function"]} if each.get("function") else {})}
+            self.calls[call_id] = merged(self.calls.get(call_id, {}), found)
+
+    def members(self) -> Json:
+        """Members of the chat's message."""
+        thought = "".join(self._texts)
+        return {
+            **({"reasoning_content": thought} if thought else {}),
+            **({"reasoning_details": self._details} if self._details else {}),
+            **self._members,
+        }
+
+
+def _providers(block: Mapping[str, Any], dropped: Omissions) -> list[Json]:
+    """A block of a provider's own tool as a text."""
+    if dropped.drop(f"messages.content.{block['type']}") or not (text := as_text(block)):
+        return []
+    return [{"type": "text", "text": text}]
 
 
 def _known(block: Mapping[str, Any], dropped: Omissions) -> str:
     """Type of a block, all of whose members can be translated."""
     kind: str = block["type"]
+    if block.get("caller") and block["caller"] != _DIRECT:  # another tool has called this one
+        dropped.leave_out(f"messages.content.{kind}.caller")
     refuse_others(block, _BLOCKS.get(kind, block), f"messages.content.{kind}", dropped)
     return kind
 
@@ -250,6 +313,8 @@ def _parts(block: Mapping[str, Any], dropped: Omissions) -> list[Json]:
         return _image(block, dropped)
     if kind == "document":
         return _document(block, dropped)
+    if is_providers(kind):
+        return _providers(block, dropped)
     refuse(f"messages.content.{kind}", dropped)
     return []
 

@@ -10,15 +10,15 @@ from backends.interface import Failure
 from backends.stream.sse import ServerSentEvent
 from backends.translation.reply_members import as_object, as_objects, decoded
 from backends.translation.responses_to_chat.response_builder import ResponseBuilder
-from backends.translation.translation import EventTranslator, Json
+from backends.translation.translation import NO_CONTEXT, AnswerContext, EventTranslator, Json
 
 
 class ResponsesFromChatStream(EventTranslator):
     """Stream of a chat completion, for a caller of Responses."""
 
-    def __init__(self, body: Mapping[str, Any]) -> None:
+    def __init__(self, body: Mapping[str, Any], context: AnswerContext = NO_CONTEXT) -> None:
         super().__init__()
-        self._builder = ResponseBuilder(body)
+        self._builder = ResponseBuilder(body, context)
         self._reason = ""  # why the answer has ended
         self._usage: Any = None
         self._service_tier: Any = None
@@ -57,9 +57,9 @@ class ResponsesFromChatStream(EventTranslator):
         return self._builder.take()
 
 
-def response_from_chat(reply: Json, body: Mapping[str, Any]) -> Json:
+def response_from_chat(reply: Json, body: Mapping[str, Any], context: AnswerContext = NO_CONTEXT) -> Json:
     """The `response` object for a whole chat completion."""
-    builder = ResponseBuilder(body)
+    builder = ResponseBuilder(body, context)
     builder.begin(reply.get("id"), reply.get("created"), reply.get("model"))
     reason = ""
     for choice in as_objects(reply.get("choices")):

@@ -1,14 +1,16 @@
 """Turns requests of OpenAI's Responses into requests for chat completions.
 
-- The gateway keeps no responses: what refers to one (`previous_response_id`, `conversation`, item references,
-  background responses) and tools that run at the provider are refused by name; Codex's are left out
-  (`refuse_tool`).
+- The gateway keeps no responses: what refers to one (`previous_response_id`, `conversation`, background responses) and
+  tools that run at the provider are refused by name; those that an agent can do without are left out (`refuse_tool`).
 - An item of an earlier reply carries its id, status, annotations and logprobs: no part of a prompt, left out. So is the
   telemetry that Codex 0.169 adds for OpenAI (`client_metadata`). The parts of an assistant's turn (reasoning, text,
   calls) become one message, as chat completions write a turn.
 - Images and files in the result of a call follow in the user's message: a chat's tool messages hold texts alone.
 - Reasoning text is returned in the clear, as its own summary where the caller asks for one, and accepted back as it was
-  returned: a caller's wish for summaries or encrypted reasoning is met. Foreign encrypted reasoning is refused.
+  returned. Encrypted reasoning of another maker is left out, and noted.
+- Tools of a namespace are functions of one flat list (`namespaces`), a search for tools that the caller runs is one
+  more function.
+- Items of a provider's own tools become texts, or are left out and noted (`provider_items`).
 
 Sources: types of openai-python 3.54, platform.openai.com/docs/guides/migrate-to-responses (2026-11); requests of Codex
 0.169.0 (2026-11).
@@ -17,11 +19,18 @@ Sources: types of openai-python 3.54, platform.openai.com/docs/guides/migrate-to
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import chain
 from typing import Any
+
+import msgspec
 
 from backends.translation.omissions import Omissions
 from backends.translation.request_members import SAME_MEMBERS, Members, PartReader, read_audio, read_refusal
+from backends.translation.responses_to_chat.namespaces import TOOL_SEARCH, Namespaces, offered_tools
+from backends.translation.responses_to_chat.provider_items import as_text, found_tools, is_providers
 from backends.translation.translation import Json, UntranslatableError
+from backends.translation.turn_state.chat_state import details_text, merged, restored
+from backends.translation.turn_state.history import STATE
 
 # vLLM's extensions, common to both dialects.
 EXTENSIONS = tuple(
@@ -31,7 +40,10 @@ EXTENSIONS = tuple(
 )
 _OF_REPLY = ("id", "status", "annotations", "logprobs")  # members of an item or a part left from the earlier reply
 _TELEMETRY = ("client_metadata", "internal_chat_message_metadata_passthrough")  # of Codex: of the body, of items
+_DETAILS = ("low", "high")  # of pictures, that a chat has beside its default
 _LOGPROBS, _ENCRYPTED = "message.output_text.logprobs", "reasoning.encrypted_content"
+NAMESPACE = "namespace"
+_encode = msgspec.json.Encoder().encode
 STATELESS = "the gateway keeps no responses for a backend that speaks chat completions: send the whole input instead"
 
 
@@ -40,12 +52,14 @@ def responses_to_chat(body: Mapping[str, Any], dropped: Omissions) -> Json:
     for name in ("previous_response_id", "conversation"):
         if members.take(name) is not None:
             members.refuse(name, f"'{name}': {STATELESS}")
-    chat: Json = {**members.take_all(SAME_MEMBERS), **members.take_all(EXTENSIONS), "messages": _messages(members)}
+    names = Namespaces(body)
+    chat: Json = {**members.take_all(SAME_MEMBERS), **members.take_all(EXTENSIONS)}
+    chat["messages"] = _messages(members, names)
     if (limit := members.take("max_output_tokens")) is not None:
         chat["max_completion_tokens"] = limit
     if members.take("store") is True:  # absent and false: the gateway keeps nothing, and chat backends keep nothing
         chat["store"] = True
-    chat |= _tools(members) | _text(members) | _reasoning(members) | _logprobs(members)
+    chat |= _tools(members, names, body) | _text(members) | _reasoning(members) | _logprobs(members)
     members.take_all(_TELEMETRY)
     members.default("background", False)
     members.default("truncation", "disabled")
@@ -64,8 +78,8 @@ def _stream_options(members: Members) -> None:
 # -- messages --------------------------------------------------------------------------------
 
 
-def _messages(members: Members) -> list[Json]:
-    history = _History()
+def _messages(members: Members, names: Namespaces) -> list[Json]:
+    history = _History(names)
     if "instructions" in members:
         history.messages.append({"role": "system", "content": members.text("instructions")})
     if type(given := members.take("input")) is str:
@@ -80,7 +94,9 @@ def _messages(members: Members) -> list[Json]:
 class _History:
     """Collects items into messages. `_turn`: the message of the assistant that further items belong to."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: Namespaces) -> None:
+        self._names = names
+        self._late: Json = {}  # state of calls by id
         self.messages: list[Json] = []
         self._turn: Json | None = None
         self._media: list[Json] = []  # parts of tool results
@@ -90,7 +106,7 @@ class _History:
         if not kind:
             kind = "message" if role is not None else "item_reference"
         if (read := _ITEMS.get(kind)) is None:
-            return item.refuse_kind(kind)
+            return self._providers(item, kind) if is_providers(kind) else item.refuse_kind(kind)
         item.take_all((*_OF_REPLY, *_TELEMETRY))
         item.label("phase")  # of a text: commentary, or the final answer
         if read is not _History.output and role != "user":
@@ -110,22 +126,58 @@ class _History:
         turn["content"] = _joined(parts)
 
     def reasoning(self, item: Members, _role: Any) -> None:
-        """Texts of the reasoning; its summary only where there is nothing else."""
-        if item.take("encrypted_content") is not None:
-            item.refuse("encrypted_content")
+        """Texts of the reasoning; its summary only where there is nothing else. State beside it returns."""
+        if item.take("encrypted_content") is not None:  # nobody here has sealed it
+            item.dropped.leave_out("input.reasoning.encrypted_content")
+        state = item.take(STATE) or {}
         contents, summaries = ([part.take("text") for part in item.objects(name)] for name in ("content", "summary"))
         text = "".join(map(str, contents)) or "\n\n".join(map(str, summaries))
-        if text:
-            turn = self._open(lambda turn: "content" not in turn or "tool_calls" in turn)
+        self._late = merged(self._late, state.get("calls") or {})
+        details, members = restored(state, text), state.get("message") or {}
+        if not (text or details or members):
+            return
+        is_late = not text and self._turn is not None  # beside which no reasoning has come
+        turn = self._open(lambda turn: is_late or "content" not in turn or "tool_calls" in turn)
+        if text := text or details_text(details):
             turn["reasoning_content"] = turn.get("reasoning_content", "") + text
+        if details:
+            turn["reasoning_details"] = [*turn.get("reasoning_details", ()), *details]
+        turn.update(merged({name: turn[name] for name in members if name in turn}, members))
 
     def function_call(self, item: Members, _role: Any) -> None:
-        function = {"name": item.text("name"), "arguments": item.text("arguments")}
-        self._call({"id": item.text("call_id"), "type": "function", "function": function})
+        name = self._names.flat(item.take("namespace"), item.text("name"))
+        self._call(item, "function", {"name": name, "arguments": item.text("arguments")})
 
     def custom_call(self, item: Members, _role: Any) -> None:
-        custom = {"name": item.text("name"), "input": item.text("input")}
-        self._call({"id": item.text("call_id"), "type": "custom", "custom": custom})
+        name = self._names.flat(item.take("namespace"), item.text("name"))
+        self._call(item, "custom", {"name": name, "input": item.text("input")})
+
+    def search_call(self, item: Members, _role: Any) -> None:
+        """A search for tools, which the caller has run."""
+        item.take("execution")
+        arguments = item.take("arguments")
+        given = arguments if isinstance(arguments, str) else _encode(arguments or {}).decode()
+        if "call_id" in item:
+            self._call(item, "function", {"name": TOOL_SEARCH, "arguments": given})
+
+    def search_output(self, item: Members, _role: Any) -> None:
+        item.take("execution")
+        said = found_tools({"tools": item.take("tools")})
+        if "call_id" in item:
+            self._turn = None
+            self.messages.append({"role": "tool", "tool_call_id": item.text("call_id"), "content": said})
+
+    def _providers(self, item: Members, kind: str) -> None:
+        """An item of a provider's own tool: a text of the assistant, or left out."""
+        place = item.at(kind)
+        if not item.dropped.drop(place):
+            text = as_text(kind, item.rest())
+            if text:
+                self.close()
+                turn = self._open(lambda turn: "tool_calls" not in turn)
+                turn["content"] = _joined([*_parts(turn.get("content", "")), {"type": "text", "text": text}])
+            else:
+                item.dropped.leave_out(place)
 
     def output(self, item: Members, _role: Any) -> None:
         """Result of a call. Chat completions know texts alone: images and files follow in the user's message."""
@@ -139,12 +191,25 @@ class _History:
 
     def close(self) -> None:
         """End the results of a turn: media of theirs follow all of them."""
+        self._return_late()
         if self._media:
             self.messages.append({"role": "user", "content": self._media})
             self._media = []
 
-    def _call(self, call: Json) -> None:
-        self._open(lambda _: True).setdefault("tool_calls", []).append(call)
+    def _call(self, item: Members, kind: str, named: Json) -> None:
+        state = item.take(STATE) or {}
+        call = {"id": item.text("call_id"), "type": kind, kind: {**named, **state.get("function", {})}}
+        self._open(lambda _: True).setdefault("tool_calls", []).append({**call, **state.get("call", {})})
+
+    def _return_late(self) -> None:
+        """State of calls that has come after the calls."""
+        if not self._late:
+            return
+        calls = [call for message in self.messages for call in message.get("tool_calls") or ()]
+        for call in calls:
+            if (state := self._late.pop(call["id"], None)) is not None:
+                kind = call["type"]
+                call |= {**state.get("call", {}), kind: {**call[kind], **state.get("function", {})}}
 
     def _open(self, continues: Callable[[Json], bool]) -> Json:
         """The message of the assistant that takes the next item."""
@@ -161,6 +226,8 @@ _ITEMS: Mapping[str, Callable[[_History, Members, Any], None]] = {
     "function_call_output": _History.output,
     "custom_tool_call": _History.custom_call,
     "custom_tool_call_output": _History.output,
+    "tool_search_call": _History.search_call,
+    "tool_search_output": _History.search_output,
 }
 
 
@@ -176,8 +243,10 @@ def _read_image(part: Members) -> Json | None:
         part.refuse("file_id")
         return None
     image = {"url": part.text("image_url")}
-    if (detail := part.take("detail")) not in (None, "auto"):
+    if (detail := part.take("detail")) in _DETAILS:
         image["detail"] = detail
+    elif detail not in (None, "auto"):
+        part.dropped.leave_out("input.content.detail")
     return {"type": "image_url", "image_url": image}
 
 
@@ -209,20 +278,63 @@ def _parts(content: str | list[Json]) -> list[Json]:
 # -- tools, text, reasoning -------------------------------------------------------------------
 
 
-def _tools(members: Members) -> Json:
+def _tools(members: Members, names: Namespaces, body: Mapping[str, Any]) -> Json:
     found: Json = {}
     given = members.take("tools")
     beside_own = has_own_tools(given)
-    tools = [read for tool in members.each("tools", given) if (read := _tool(tool, beside_own)) is not None]
+    tools = [read for tool in members.each("tools", given) for read in _read_tool(tool, names, beside_own)]
+    offered = {name_of(tool) for tool in tools}
+    searched = members.each("input.tools", [dict(tool) for tool in offered_tools({"input": body.get("input")})])
+    for read in chain.from_iterable(_read_tool(tool, names, True) for tool in searched):
+        if name_of(read) not in offered:
+            offered.add(name_of(read))
+            tools.append(read)
     if tools:
         found["tools"] = tools
-    if (choice := members.take("tool_choice")) is not None and (read := _tool_choice(members, choice)) is not None:
-        found["tool_choice"] = read
+    choice = members.take("tool_choice")
+    if choice is not None and (chosen := _tool_choice(members, choice, names)) is not None:
+        found["tool_choice"] = chosen
     return found
 
 
-def _tool(tool: Members, beside_own: bool) -> Json | None:
+def name_of(tool: Json) -> str:
+    return str(tool[tool["type"]]["name"])
+
+
+def _read_tool(tool: Members, names: Namespaces, beside_own: bool) -> list[Json]:
+    """A tool as those of a chat; a namespace is several."""
     kind = tool.kind()
+    if kind != NAMESPACE:
+        read = _search(tool) if kind == TOOL_SEARCH and _is_callers(tool) else _tool(tool, kind, beside_own)
+        return [] if read is None else [read]
+    if tool.dropped.drop(tool.at(kind)):
+        return []
+    namespace = tool.text("name")
+    tool.label("description")
+    found = []
+    for each in tool.objects("tools"):
+        if (read := _tool(each, each.kind(), True)) is not None:
+            named = read[read["type"]]
+            named["name"] = names.flat(namespace, named["name"])
+            found.append(read)
+    tool.take("defer_loading")
+    tool.close()
+    return found
+
+
+def _is_callers(tool: Members) -> bool:
+    """The caller runs the search, as Codex does."""
+    return bool(tool.take("execution") == "client")
+
+
+def _search(tool: Members) -> Json:
+    parameters = tool.take("parameters") or {"type": "object", "properties": {}}
+    function = {"name": TOOL_SEARCH, **tool.take_all(("description",)), "parameters": parameters}
+    tool.close()
+    return {"type": "function", "function": function}
+
+
+def _tool(tool: Members, kind: str, beside_own: bool) -> Json | None:
     if kind == "function":
         function = {"name": tool.text("name"), **tool.take_all(("description", "parameters"))}
         tool.take("defer_loading")  # a hint: a tool that is loaded at once is the same tool
@@ -230,6 +342,7 @@ def _tool(tool: Members, beside_own: bool) -> Json | None:
             function["strict"] = True
     elif kind == "custom":
         function = {"name": tool.text("name"), **tool.take_all(("description",))}
+        tool.take("defer_loading")
         if (shape := tool.take("format")) is not None:
             function["format"] = _grammar(Members(shape, tool.dropped, tool.at("format")))
     else:  # runs at the provider
@@ -247,25 +360,25 @@ def _grammar(shape: Members) -> Json:
     return found
 
 
-def _tool_choice(members: Members, choice: Any) -> Any:
+def _tool_choice(members: Members, choice: Any, names: Namespaces) -> Any:
     if type(choice) is str:
         return choice
     wanted = Members(choice, members.dropped, "tool_choice")
     kind = wanted.kind()
     if kind == "allowed_tools":
-        tools = [each for tool in wanted.objects("tools") if (each := _named(tool, tool.kind())) is not None]
+        tools = [each for tool in wanted.objects("tools") if (each := _named(tool, tool.kind(), names)) is not None]
         found: Json | None = {"type": kind, kind: {"mode": wanted.take("mode"), "tools": tools}}
     else:
-        found = _named(wanted, kind)
+        found = _named(wanted, kind, names)
     wanted.close()
     return found
 
 
-def _named(tool: Members, kind: str) -> Json | None:
+def _named(tool: Members, kind: str, names: Namespaces) -> Json | None:
     if kind not in ("function", "custom"):
         tool.refuse_kind(kind)
         return None
-    return {"type": kind, kind: {"name": tool.text("name")}}
+    return {"type": kind, kind: {"name": names.flat(tool.take("namespace"), tool.text("name"))}}
 
 
 def _text(members: Members) -> Json:
@@ -311,13 +424,13 @@ def _logprobs(members: Members) -> Json:
 #
 # Tools that agents offer beside their own functions, and that only a provider can run.
 #
-# Codex 0.169 offers search (`web_search`) and groups of tools (`namespace`) in every request, and works on without:
-# beside functions of the caller they are left out, and noted. A request that offers nothing else is refused by name,
-# and so is one whose `tool_choice` names such a tool.
+# Codex 0.169 offers search (`web_search`) in every request, and works on without: beside tools of the caller it is left
+# out, and noted. A request that offers nothing else is refused by name, and so is one whose `tool_choice` names such a
+# tool.
 
 
-_OPTIONAL = ("namespace", "web_search")
-_OWN = ("function", "custom")  # run by the caller
+_OPTIONAL = ("web_search", "tool_search", "image_generation")
+_OWN = ("function", "custom", NAMESPACE)  # run by the caller
 
 
 def has_own_tools(tools: Any) -> bool:

@@ -1,8 +1,11 @@
 """Builds a response of OpenAI's Responses, whole and as events, of the deltas of a chat completion.
 
 - A whole reply is the last event of a stream: both are built by `ResponseBuilder`.
-- Ids are made of the chat completion's id, so a stream's bytes do not depend on the clock, nor on the reads that
-  brought its chunks.
+- Ids of items are made of the chat completion's id, so a stream's bytes do not depend on the clock, nor on the reads
+  that brought its chunks; where the server gives none, of random characters.
+- State that the server ties to the turn is sealed: into `encrypted_content` of the reasoning beside which it came, that
+  of a call into its `call_id`.
+- A function of a namespace comes back with the two names that the caller has given it.
 - Calls stay open to the end: a server may send the arguments of parallel calls in turns.
 - Reasoning is its own summary where the caller asks for one (`reasoning.summary`): most clients show summaries alone.
 
@@ -16,11 +19,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from backends.interface import Failure
+from backends.stream.ends import End, end_of, failure_of_end
 from backends.translation.reply_members import as_count, as_object, as_objects
+from backends.translation.responses_to_chat.namespaces import Namespaces
 from backends.translation.streamed_calls import CallDelta, StreamedCall, StreamedCalls, call_delta
-from backends.translation.translation import Json, KeptTexts, sse
+from backends.translation.translation import NO_CONTEXT, AnswerContext, Json, KeptTexts, sse
+from backends.translation.turn_state.call_ids import CallIds, made_id
+from backends.translation.turn_state.chat_state import ChatState, details_of, details_text, is_thought
+from backends.translation.turn_state.seals import sealed
 
-_INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}  # by finish_reason
+_INCOMPLETE = {End.LENGTH: "max_output_tokens", End.FILTERED: "content_filter"}
 _ERROR_CODES = {429: "rate_limit_exceeded", 400: "invalid_prompt"}  # of OpenAI, by status; else server_error
 
 
@@ -80,7 +88,12 @@ class _Call:
 class ResponseBuilder:
     """Builds a response and its events. `events` collects the bytes to be taken. `body`: the caller's request."""
 
-    def __init__(self, body: Mapping[str, Any]) -> None:
+    def __init__(self, body: Mapping[str, Any], context: AnswerContext = NO_CONTEXT) -> None:
+        self._maker = context.maker
+        self._ids = CallIds(body, context)
+        self._namespaces = Namespaces(body)
+        self._state = ChatState()  # not sealed yet
+        self._has_reasoning = False  # the text of details is that of the reasoning
         self.response: Json = {}  # once begun
         self.ended = False
         self.events: list[bytes] = []
@@ -107,7 +120,7 @@ class ResponseBuilder:
     # -- life of the response ------------------------------------------------------------
 
     def begin(self, chat_id: Any, created: Any, model: Any) -> None:
-        self._suffix = str(chat_id or "0").removeprefix("chatcmpl-")
+        self._suffix = str(chat_id or made_id("")).removeprefix("chatcmpl-")
         self.response = {
             "id": f"resp_{self._suffix}",
             "object": "response",
@@ -124,16 +137,19 @@ class ResponseBuilder:
         self._emit("response.in_progress", response=self.response)
 
     def finish(self, reason: str, usage: Any, service_tier: Any) -> None:
-        """End the response by the finish_reason of the chat completion."""
-        incomplete = _INCOMPLETE.get(reason)
+        """End the response by the finish_reason of the chat completion; by an error, where that says nothing good."""
+        if reason and (failure := failure_of_end(reason)) is not None:
+            return self.fail(failure)
+        incomplete = _INCOMPLETE.get(end_of(reason))
         status = "completed" if incomplete is None else "incomplete"
         for call in self._calls[self._opened :]:
             self._open_call(call)
         self._close_item(status)
+        self._seal_rest()
         self._close_calls(status)
         details = None if incomplete is None else {"reason": incomplete}
         tier = {"service_tier": service_tier} if service_tier else {}
-        self._end(status, incomplete_details=details, usage=_usage_of_chat(usage), **tier)
+        return self._end(status, incomplete_details=details, usage=_usage_of_chat(usage), **tier)
 
     def fail(self, failure: Failure) -> None:
         """End the response by an error. What came before stays as it is, unfinished."""
@@ -152,7 +168,13 @@ class ResponseBuilder:
     def add(self, delta: Mapping[str, Any], logprobs: Any = None) -> None:
         """Add a chat completion's delta, or its whole message."""
         text, reasoning = _texts(delta.get("content"))
-        self._add_text(self._reasoning, reasoning or delta.get("reasoning") or delta.get("reasoning_content"))
+        if "extra_content" in delta and is_thought(delta):
+            text, reasoning = None, text
+        if self._maker:
+            self._state.add(delta)
+        thought = reasoning or delta.get("reasoning") or delta.get("reasoning_content")
+        self._has_reasoning = self._has_reasoning or bool(thought)
+        self._add_text(self._reasoning, thought if self._has_reasoning else details_text(details_of(delta)))
         self._add_text(_TEXT, text, logprobs)
         for annotation in as_objects(delta.get("annotations")):
             self._annotate(annotation)
@@ -238,8 +260,17 @@ class ResponseBuilder:
         self._close_part()
         if "status" in self._item:
             self._item["status"] = status
+        elif self._maker and "encrypted_content" not in self._item:  # also without state: it says who has thought
+            self._item["encrypted_content"] = sealed(self._maker, self._state.take(reasoning_text(self._item)))
         self._emit("response.output_item.done", output_index=len(self._output) - 1, item=self._item)
         self._item = {}
+
+    def _seal_rest(self) -> None:
+        """State beside which no reasoning has come."""
+        if self._maker and (state := self._state.take()):
+            self._open_item("reasoning")
+            self._item["encrypted_content"] = sealed(self._maker, state)
+            self._close_item("completed")
 
     # -- calls ---------------------------------------------------------------------------
 
@@ -248,6 +279,8 @@ class ResponseBuilder:
         if streamed.number == len(self._calls):
             self._calls.append(_Call(streamed))
         call = self._calls[streamed.number]
+        if delta.state and call.item and self._maker:
+            self._state.add_late(call.item["call_id"], delta.state)
         if delta.text:
             self._kept.take(delta.text)
             call.pieces.append(delta.text)
@@ -262,8 +295,8 @@ class ResponseBuilder:
         kind, place = call.kind, len(self._output)
         call.output_index = place
         call.item = {"id": f"{kind.id_prefix}_{self._suffix}_{place}", "type": kind.item, "status": "in_progress"}
-        call_id = call.streamed.identity or f"call_{self._suffix}_{place}"
-        call.item |= {"call_id": call_id, "name": call.streamed.name, kind.key: ""}
+        call_id = self._ids.given(call.streamed.identity, call.streamed.state)
+        call.item |= {"call_id": call_id, **self._namespaces.named(call.streamed.name), kind.key: ""}
         self._output.append(call.item)
         self._emit("response.output_item.added", output_index=place, item=call.item)
         if call.pieces:
@@ -303,6 +336,12 @@ def _usage_of_chat(usage: Any) -> Json | None:
         "output_tokens_details": {"reasoning_tokens": as_count(as_object(output_details).get("reasoning_tokens"))},
         "total_tokens": as_count(usage.get("total_tokens")) or prompt + completion,
     }
+
+
+def reasoning_text(item: Mapping[str, Any]) -> str:
+    """The text of a reasoning item; its summary where there is no other."""
+    contents, summaries = ([part.get("text") for part in as_objects(item.get(name))] for name in ("content", "summary"))
+    return _concatenated(contents) or "\n\n".join(text for text in summaries if isinstance(text, str))
 
 
 def _texts(content: Any) -> tuple[Any, Any]:

@@ -268,7 +268,7 @@ class Picker:
             upstreams=runtime.upstreams,
             first_token_limit=runtime.config.defaults.first_token,
             model=waiting.named.model,
-            native=runtime.operations,
+            servers=runtime.servers(waiting.named.model),
         )
         routed.assembled = False  # the body goes to the engine as it is
         return routed

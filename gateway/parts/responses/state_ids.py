@@ -22,6 +22,7 @@ from functools import lru_cache
 from hashlib import sha256
 from typing import Any
 
+from backends.translation.turn_state.seals import is_seal
 from gateway.api.api_error import ApiError
 
 SEAL = 32  # hex digits, of which the endpoint's are
@@ -117,7 +118,9 @@ def open_request(body: Mapping[str, Any], ids: StateIds, endpoints: Collection[s
 
 
 def _encrypted(item: Any) -> bool:
-    return isinstance(item, dict) and isinstance(item.get("encrypted_content"), str)
+    """A backend's own content; that of a translated answer names its maker itself."""
+    content = item.get("encrypted_content") if isinstance(item, dict) else None
+    return isinstance(content, str) and not is_seal(content)
 
 
 class _Opener:

@@ -32,13 +32,9 @@ def messages(*turns: Json, **members: Any) -> Json:
         ({"audio": {"voice": "x"}}, "audio"),
         ({"prediction": {"type": "content"}}, "prediction"),
         ({"store": True}, "store"),
-        ({"verbosity": "low"}, "verbosity"),
         ({"web_search_options": {}}, "web_search_options"),
         ({"functions": [{"name": "f"}]}, "functions"),
         ({"min_p": 0.1}, "min_p"),
-        ({"temperature": 1.5}, "temperature"),
-        ({"reasoning_effort": "minimal"}, "reasoning_effort"),
-        ({"service_tier": "flex"}, "service_tier"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"tools": [{"type": "custom", "custom": {"name": "c"}}]}, "tools.custom"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": {"type": "allowed_tools"}},
@@ -60,19 +56,43 @@ def test_a_member_without_equivalent_is_refused_by_name(members: Json, param: st
 
 
 @pytest.mark.parametrize(
+    ("members", "sent"),
+    [
+        ({"temperature": 1.5}, {"temperature": 1}),
+        ({"service_tier": "flex"}, {}),
+        ({"verbosity": "low"}, {}),
+        ({"reasoning_effort": "minimal"}, {"thinking": {"type": "adaptive"}, "output_config": {"effort": "low"}}),
+    ],
+)
+def test_a_hint_or_a_value_beyond_the_dialect_is_left_out_or_the_nearest_and_told(members: Json, sent: Json) -> None:
+    """No request is refused for one."""
+    told = Omissions()
+    body = CHAT_TO_MESSAGES.request({"model": "m", "messages": [ASKED], **members}, told)
+    assert body == {"model": "m", "messages": [ASKED], **sent}
+    assert [*told.noted] == [*members]
+
+
+@pytest.mark.parametrize(
     ("part", "param"),
     [
         ({"type": "input_audio", "input_audio": {}}, "messages.content.input_audio"),
         ({"type": "video_url", "video_url": {}}, "messages.content.video_url"),
         ({"type": "file", "file": {"file_id": "f"}}, "messages.content.file"),
         ({"type": "file", "file": {"file_data": "data:text/csv;base64,AAEC"}}, "messages.content.file"),
-        ({"type": "image_url", "image_url": {"url": "u", "detail": "high"}}, "messages.content.image_url.detail"),
     ],
 )
 def test_content_without_equivalent_is_refused_by_name(part: Json, param: str) -> None:
     with pytest.raises(UntranslatableError) as refusal:
         messages({"role": "user", "content": [part]})
     assert refusal.value.param == param
+
+
+def test_the_detail_of_a_picture_is_a_hint() -> None:
+    told = Omissions()
+    part = {"type": "image_url", "image_url": {"url": "u", "detail": "high"}}
+    sent = CHAT_TO_MESSAGES.request({"model": "m", "messages": [{"role": "user", "content": [part]}]}, told)
+    assert sent["messages"][0]["content"] == [{"type": "image", "source": {"type": "url", "url": "u"}}]
+    assert [*told.noted] == ["messages.content.image_url.detail"]
 
 
 def test_values_that_say_nothing_are_left_out() -> None:
@@ -251,13 +271,19 @@ def reply(*content: Json, **members: Any) -> Json:
         ("model_context_window_exceeded", "length"),
         ("tool_use", "tool_calls"),
         ("refusal", "content_filter"),
-        ("a reason of the future", "stop"),
         (None, "stop"),
     ],
 )
 def test_finish_reasons(reason: str | None, finish: str) -> None:
     """All stop reasons of the Messages API (November 2026)."""
     assert reply(stop_reason=reason)["choices"][0]["finish_reason"] == finish
+
+
+@pytest.mark.parametrize("reason", ["a reason of the future", "error", "insufficient_system_resource", "abort"])
+def test_an_unknown_end_is_no_success(reason: str) -> None:
+    """Ends are never invented: such a reply is the server's failure, and the next endpoint is asked."""
+    with pytest.raises(ValueError, match="unknown end"):
+        reply(stop_reason=reason)
 
 
 def test_the_prompt_of_a_chat_includes_what_caches_hold() -> None:

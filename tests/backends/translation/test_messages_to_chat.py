@@ -33,7 +33,6 @@ def said(*blocks: Json, role: str = "user") -> list[Json]:
         ({"container": "c"}, "container"),
         ({"mcp_servers": [{}]}, "mcp_servers"),
         ({"inference_geo": "eu"}, "inference_geo"),
-        ({"speed": "fast"}, "speed"),
         ({"user_profile_id": "u"}, "user_profile_id"),
         ({"invented": 1}, "invented"),
         ({"output_config": {"task_budget": {}}}, "output_config.task_budget"),
@@ -58,7 +57,6 @@ def test_a_member_without_equivalent_is_refused_by_name(members: Json, param: st
 @pytest.mark.parametrize(
     ("block", "param"),
     [
-        ({"type": "search_result", "source": "s", "title": "t", "content": []}, "messages.content.search_result"),
         ({"type": "image", "source": {"type": "file", "file_id": "f"}}, "messages.content.source"),
         ({"type": "document", "source": {"type": "url", "url": "u"}}, "messages.content.source"),
         (

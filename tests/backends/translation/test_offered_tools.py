@@ -24,17 +24,31 @@ def asked(*tools: Any, **members: Any) -> dict[str, Any]:
 def test_tools_that_an_agent_can_do_without_are_left_out_and_noted(own: dict[str, Any]) -> None:
     """By configured words: the labels of the metric are no caller's."""
     omissions = Omissions()
-    sent = RESPONSES_TO_CHAT.request(asked(SEARCH, own, GROUP, tool_choice="auto"), omissions)
+    sent = RESPONSES_TO_CHAT.request(asked(SEARCH, own, tool_choice="auto"), omissions)
     assert [tool["type"] for tool in sent["tools"]] == [own["type"]]
     assert sent["tool_choice"] == "auto"
-    assert omissions.noted == {name: name for name in ("tools.web_search", "tools.namespace")}
+    assert omissions.noted == {"tools.web_search": "tools.web_search"}
+
+
+def test_tools_of_a_namespace_are_functions_with_one_name_and_come_back_with_two() -> None:
+    """Alike in offers, calls of the history and answers."""
+    call = {"type": "function_call", "call_id": "c1", "name": "shell", "namespace": "images", "arguments": "{}"}
+    output = {"type": "function_call_output", "call_id": "c1", "output": "done"}
+    body = {**asked(SHELL, GROUP), "input": [{"role": "user", "content": "hi"}, call, output]}
+    sent = RESPONSES_TO_CHAT.request(body, Omissions())
+    assert [tool["function"]["name"] for tool in sent["tools"]] == ["shell", "images__shell"]
+    [called] = sent["messages"][1]["tool_calls"]
+    assert called["function"]["name"] == "images__shell"
+    message = {"role": "assistant", "content": None, "tool_calls": [{**called, "id": "c2"}]}
+    reply = {"id": "r", "choices": [{"index": 0, "message": message, "finish_reason": "tool_calls"}]}
+    [item] = RESPONSES_TO_CHAT.reply(reply, body)["output"]
+    assert (item["name"], item["namespace"], item["call_id"]) == ("shell", "images", "c2")
 
 
 @pytest.mark.parametrize(
     ("body", "name"),
     [
         (asked(SEARCH), "web_search"),
-        (asked(GROUP, SEARCH), "namespace"),
         (asked(SHELL, {"type": "mcp", "server_url": "https://x"}), "mcp"),
         (asked(SHELL, SEARCH, tool_choice={"type": "web_search"}), "web_search"),
         (asked(SEARCH, {"type": ["function"]}), "web_search"),

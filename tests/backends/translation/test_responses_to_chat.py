@@ -46,17 +46,9 @@ REFUSED_RESPONSES: list[tuple[Json, str, str]] = [  # members, the place named, 
     (said(tools=[{"type": "mcp", "server_label": "x"}]), "tools[0]", "mcp"),
     (said(tools=[{"type": "function", "name": "f", "async": True}]), "tools[0].async", "async"),
     (said(tool_choice=CHOSEN_SEARCH), "tool_choice", "web_search_preview"),
-    (said({"type": "item_reference", "id": "msg_1"}), "input[0]", "item_reference"),
-    (said({"id": "msg_1"}), "input[0]", "item_reference"),
-    (said({"type": "web_search_call", "id": "ws_1"}), "input[0]", "web_search_call"),
     (said(user(IMAGE_BY_ID)), "input[0].content[0].file_id", "file_id"),
     (said(user(FILE_BY_URL)), "input[0].content[0].file_url", "file_url"),
     (said(user({"type": "input_hologram"})), "input[0].content[0]", "input_hologram"),
-    (
-        said({"type": "reasoning", "id": "rs", "summary": [], "encrypted_content": "gAAA"}),
-        "input[0].encrypted_content",
-        "encrypted_content",
-    ),
     (
         said({"type": "function_call_output", "call_id": "c", "output": [{"type": "input_audio", "input_audio": {}}]}),
         "input[0].output[0]",
@@ -138,7 +130,33 @@ def test_members_that_say_what_their_absence_says_are_accepted() -> None:
     assert chat == {"model": "m", "messages": messages, "reasoning_effort": "low"}
     usual = {"n": 1, "modalities": ["text"], "presence_penalty": 0, "logit_bias": {}, "logprobs": False, "stop": None}
     native = CHAT_TO_RESPONSES.request(asked(**usual, max_tokens=5), Omissions())
-    assert native.keys() == {"model", "input", "store", "max_output_tokens"}
+    assert native.keys() == {"model", "input", "store", "max_output_tokens", "include"}
+
+
+@pytest.mark.parametrize(
+    ("item", "noted"),
+    [
+        ({"type": "item_reference", "id": "msg_1"}, "input.item_reference"),
+        ({"id": "msg_1"}, "input.item_reference"),
+        ({"type": "compaction", "encrypted_content": "gAAA"}, "input.compaction"),
+        ({"type": "mcp_list_tools", "server_label": "s", "tools": []}, "input.mcp_list_tools"),
+        (
+            {"type": "reasoning", "id": "rs", "summary": [], "encrypted_content": "gAAA"},
+            "input.reasoning.encrypted_content",
+        ),
+    ],
+)
+def test_an_item_that_only_its_maker_reads_is_left_out_and_noted(item: Json, noted: str) -> None:
+    """Never a 400 in mid-conversation."""
+    left = Omissions()
+    sent = RESPONSES_TO_CHAT.request(said(item, {"role": "user", "content": "hi"}), left)
+    assert (sent["messages"], list(left.noted)) == ([{"role": "user", "content": "hi"}], [noted])
+
+
+def test_a_search_of_the_provider_is_a_text_of_the_assistant() -> None:
+    item = {"type": "web_search_call", "id": "w", "status": "completed", "action": {"type": "search", "query": "q"}}
+    [message] = RESPONSES_TO_CHAT.request(said(item), Omissions())["messages"]
+    assert message == {"role": "assistant", "content": '[web_search_call] {"type":"search","query":"q"}'}
 
 
 def test_telemetry_of_codex_in_an_item_is_no_part_of_the_prompt() -> None:

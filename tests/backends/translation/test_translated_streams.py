@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -243,7 +244,9 @@ def test_calls_of_servers_with_one_index_are_told_apart_by_id() -> None:
     blocks = whole_message(stream)["content"]
     assert [(block["id"], block["input"]) for block in blocks] == [("a", {"x": 1}), ("b", {})]
     unnamed = run(to_messages(), call(None, "{"), call(None, "}", ""), chunk({}, "tool_calls"), DONE)
-    assert whole_message(unnamed)["content"] == [{"type": "tool_use", "id": "call_0", "name": "f", "input": {}}]
+    [made] = whole_message(unnamed)["content"]
+    assert re.fullmatch(r"call_[0-9a-f]{16}", made["id"])
+    assert made == {"type": "tool_use", "id": made["id"], "name": "f", "input": {}}
 
 
 # --------------------------------------------------------------------------- errors

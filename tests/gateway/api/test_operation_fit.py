@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from backends.interface import Operation
 from gateway.api.inference_request import InferenceRequest
-from gateway.api.operation_fit import OperationFit
+from gateway.api.operation_fit import OperationFit, Servers
 from tests.support import builders
 
-NATIVE = {"small": frozenset({Operation.CHAT, Operation.EMBEDDINGS})}
+SERVERS = Servers({"small": frozenset({Operation.CHAT, Operation.EMBEDDINGS})})
 ROUTE = builders.route(tiers=["small"])
 
 
@@ -19,12 +19,12 @@ def embedding(caller: str) -> InferenceRequest:
 
 def is_unfit(fit: OperationFit, caller: str) -> bool:
     request = embedding(caller)
-    fit.fit(request, ROUTE, NATIVE)
+    fit.fit(request, ROUTE, SERVERS)
     return bool(request.unfit)
 
 
 def found_lacking(fit: OperationFit, caller: str) -> None:
-    assert not fit.found_lacking("small", embedding(caller), ROUTE, NATIVE["small"])
+    assert not fit.found_lacking("small", embedding(caller), ROUTE, SERVERS)
 
 
 def test_what_one_caller_has_found_lacking_is_taken_from_that_caller_alone() -> None:

@@ -1,0 +1,184 @@
+"""Makes a body that is in the server's dialect fit what facts say of the model there.
+
+- A plan holds the rules that the facts ask for, and the members of a body that these rules are about: a body without
+  such members is left as it is.
+- What is left out is told. What is meant (tools, schemas, images, a forced call) is never left out: it is refused by
+  name, and another server is asked.
+- A body of the caller's own dialect is mended where the gateway has chosen among several servers, or where nothing that
+  was meant is lost: state of other models, forms of the same thing. The rest is the server's to judge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from backends.facts.fact_rows import schema_rules
+from backends.facts.model_facts import Facts, Forced, SchemaRules, System
+from backends.fitting.hints import (
+    LIMITS,
+    fit_breakpoints,
+    fit_choices,
+    fit_labels,
+    fit_limit,
+    fit_stops,
+    fit_top_logprobs,
+    without_persons,
+)
+from backends.fitting.media_limits import fit_media
+from backends.fitting.member_paths import Json
+from backends.fitting.members import fit_members, fit_names_of_members
+from backends.fitting.names import fit_ids, fit_names, names_in_the_way
+from backends.fitting.names_in_answers import names_back
+from backends.fitting.past_turns import fit_history, wants_history
+from backends.fitting.roles import fit_items, fit_roles, fit_texts, fit_turns, fit_user_turn, results_after_calls
+from backends.fitting.sampling import fit_sampling
+from backends.fitting.schemas import fit_form, fit_schemas
+from backends.fitting.target import Author, Rule, Target
+from backends.fitting.thinking import efforts_of, fit_thinking
+from backends.fitting.tools import fit_leaning, fit_parallel, fit_tools
+from backends.interface import Operation
+from backends.translation.omissions import Omissions
+from backends.translation.translation import Translation
+
+_CHAT, _MESSAGES, _RESPONSES = Operation.CHAT, Operation.MESSAGES, Operation.RESPONSES
+FITTED = frozenset({_CHAT, _MESSAGES, _RESPONSES})  # operations whose bodies are made to fit
+_NOTHING_KNOWN = Facts()
+
+Wanted = Callable[[Target], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A rule; the members of a body that it is about; the facts for which it is wanted. `is_mending`: nothing that was
+    meant is lost by it, so that it holds for every author."""
+
+    rule: Rule
+    members: frozenset[str]
+    wanted: Wanted
+    operations: frozenset[Operation] = FITTED
+    is_mending: bool = False
+    of_gateway: bool = False  # for bodies that a translation has written, alone
+
+
+def _differs(*names: str) -> Wanted:
+    """Some of the facts are not those of a server that takes everything."""
+
+    def wanted(target: Target) -> bool:
+        return any(getattr(target.facts, name) != getattr(_NOTHING_KNOWN, name) for name in names)
+
+    return wanted
+
+
+def _always(target: Target) -> bool:
+    return True
+
+
+def _wants_thinking(target: Target) -> bool:
+    facts = target.facts
+    known = efforts_of(target) is not None or facts.thinking_off != "any" or facts.forced_tools is not Forced.OK
+    return known or facts.thinking is not None
+
+
+def _wants_roles(target: Target) -> bool:
+    is_written = target.author is Author.GATEWAY
+    return is_written or not target.facts.developer or target.facts.system is not System.ANYWHERE
+
+
+def _row(
+    rule: Rule,
+    members: str,
+    wanted: Wanted,
+    *operations: Operation,
+    is_mending: bool = False,
+    of_gateway: bool = False,
+) -> _Row:
+    of = frozenset(operations) or FITTED
+    return _Row(rule, frozenset(members.split()), wanted, of, is_mending, of_gateway)
+
+
+def _fit_schemas(body: Json, target: Target, told: Omissions) -> Json:
+    return fit_schemas(body, target, told, schema_rules_of)
+
+
+def schema_rules_of(name: str) -> SchemaRules:
+    return schema_rules(name)
+
+
+_SAMPLING = "temperature top_p top_k logprobs top_logprobs presence_penalty frequency_penalty"
+_ROWS = (
+    _row(fit_names_of_members, "", _differs("renamed"), is_mending=True),
+    _row(fit_limit, " ".join(LIMITS), _differs("limit"), _CHAT, is_mending=True),
+    _row(fit_members, "", _differs("refused"), is_mending=True),
+    _row(fit_history, "messages", wants_history, _CHAT, is_mending=True),
+    _row(fit_roles, "messages", _wants_roles, _CHAT, is_mending=True),
+    _row(fit_user_turn, "messages", _differs("user_turn"), _CHAT),
+    _row(fit_items, "input", _differs("developer"), _RESPONSES, is_mending=True),
+    _row(results_after_calls, "messages", _always, _CHAT, of_gateway=True),
+    _row(fit_texts, "messages", _differs("empty_texts"), _MESSAGES, is_mending=True),
+    _row(fit_turns, "messages", _differs("system", "prefill"), _MESSAGES),
+    _row(fit_tools, "tools", _differs("most_tools", "tools", "tool_choices")),
+    _row(fit_parallel, "parallel_tool_calls", _differs("parallel_tool_calls")),
+    _row(fit_thinking, "reasoning_effort reasoning thinking output_config tool_choice", _wants_thinking),
+    _row(fit_sampling, _SAMPLING, _differs("sampling", "temperature")),
+    _row(fit_top_logprobs, "top_logprobs", _differs("top_logprobs")),
+    _row(fit_form, "response_format output_config text", _differs("json_schema", "json_object")),
+    _row(_fit_schemas, "tools response_format output_config text", _differs("schema", "strict_schema")),
+    _row(fit_media, "messages input", _differs("media", "image_urls", "files", "details", "most_images")),
+    _row(fit_stops, "stop stop_sequences", _differs("stops", "stop_bytes")),
+    _row(fit_choices, "n", _differs("choices"), _CHAT),
+    _row(fit_labels, "user safety_identifier metadata", _differs("user_length", "metadata"), _CHAT, _RESPONSES),
+    _row(without_persons, "metadata", _always, _MESSAGES, of_gateway=True),
+    _row(fit_breakpoints, "messages system tools", _differs("cache_controls"), _MESSAGES, of_gateway=True),
+    _row(fit_leaning, "tool_choice parallel_tool_calls tools", _always, of_gateway=True),
+    _row(fit_names, "tools", _differs("tool_name")),
+    _row(fit_ids, "messages input", _differs("call_id"), is_mending=True),
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """The rules for bodies of an author at a target. `members`: of a body, that any of them is about."""
+
+    target: Target
+    rules: tuple[Rule, ...]
+    members: frozenset[str]
+
+    def concerns(self, body: Mapping[str, Any]) -> bool:
+        return not self.members.isdisjoint(body)
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """A body that fits. `answer`: rewrites the answer to it, where the caller's names had to be changed."""
+
+    body: Mapping[str, Any]
+    answer: Translation | None = None
+
+
+def plan(operation: Operation, facts: Facts, author: Author) -> Plan:
+    target = Target(operation, facts, author)
+    rows = [row for row in _ROWS if operation in row.operations and row.wanted(target) and _holds_for(row, author)]
+    members = frozenset[str]().union(*(row.members for row in rows))
+    if any(row.rule is fit_members for row in rows):
+        members |= {name.partition(".")[0] for name in facts.refused}
+    if any(row.rule is fit_names_of_members for row in rows):
+        members |= facts.renamed.keys()
+    return Plan(target, tuple(row.rule for row in rows), members)
+
+
+def _holds_for(row: _Row, author: Author) -> bool:
+    if row.of_gateway:
+        return author is Author.GATEWAY
+    return row.is_mending or author is not Author.KNOWING
+
+
+def fit(body: Mapping[str, Any], plan: Plan, told: Omissions) -> Fitted:
+    """Raises UntranslatableError for what is meant and the server does not take."""
+    target = plan.target
+    names = names_in_the_way(dict(body), target) if fit_names in plan.rules and body.get("tools") else {}
+    found = dict(body)
+    for rule in plan.rules:
+        found = rule(found, target, told)
+    return Fitted(found, names_back(target.operation, names) if names else None)

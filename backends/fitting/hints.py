@@ -1,0 +1,122 @@
+"""Members beside the prompt: limits of the output by the server's name, stops, labels in their lengths.
+
+A name of a user that is too long is its hash, which tells users apart as well.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from hashlib import sha256
+from typing import Any
+
+from backends.fitting.member_paths import ABSENT, Json, altered, opened, put, value_at, without
+from backends.fitting.target import Target
+from backends.interface import Operation
+from backends.translation.omissions import Omissions
+from backends.translation.request_members import refuse
+
+LIMITS = ("max_completion_tokens", "max_tokens")
+_USERS = ("user", "safety_identifier")
+_A_PERSON = re.compile(r"[^@\s]+@[^@\s]+\.[^@\s]+|\+?[\d ()/-]{7,}")  # an e-mail address, a number of a telephone
+_STOPS: Mapping[Operation, str] = {Operation.CHAT: "stop", Operation.MESSAGES: "stop_sequences"}
+
+
+def fit_limit(body: Json, target: Target, told: Omissions) -> Json:
+    """Of a chat: the limit of the output by the name that the server knows. Of two, the smaller."""
+    limit, given = target.facts.limit, [body[name] for name in LIMITS if body.get(name) is not None]
+    if not given or limit not in LIMITS or (len(given) == 1 and limit in body):
+        return body
+    return {**without(body, *LIMITS), limit: min(given) if all(type(each) is int for each in given) else given[0]}
+
+
+def fit_stops(body: Json, target: Target, told: Omissions) -> Json:
+    facts, name = target.facts, _STOPS.get(target.operation, "")
+    stops = opened(body.get(name))
+    if not stops or (facts.stops is None and facts.stop_bytes is None):
+        return body
+    given = [stops] if isinstance(stops, str) else [opened(stop) for stop in stops]
+    kept = [stop for stop in given if facts.stop_bytes is None or len(str(stop).encode()) <= facts.stop_bytes]
+    kept = kept if facts.stops is None else kept[: facts.stops]
+    if len(kept) == len(given):
+        return body
+    told.leave_out(name)
+    return {**body, name: kept} if kept else without(body, name)
+
+
+def fit_choices(body: Json, target: Target, told: Omissions) -> Json:
+    n, most = body.get("n"), target.facts.choices
+    if type(n) is int and most is not None and n > most:
+        refuse("n", told, f"the server gives {most} choice{'s' * (most > 1)} at most")
+        return without(body, "n")
+    return body
+
+
+def fit_labels(body: Json, target: Target, told: Omissions) -> Json:
+    """Names of users, and metadata, in the lengths that the server takes."""
+    facts = target.facts
+    if facts.user_length is not None:
+        for name in _USERS:
+            user = body.get(name)
+            if isinstance(user, str) and len(user) > facts.user_length:
+                body = {**body, name: _hashed(user, facts.user_length)}
+    metadata = opened(body.get("metadata"))
+    if facts.metadata is not None and isinstance(metadata, Mapping) and not _fits(metadata, *facts.metadata):
+        told.leave_out("metadata")
+        body = without(body, "metadata")
+    return body
+
+
+def _hashed(user: str, most: int) -> str:
+    return sha256(user.encode()).hexdigest()[:most]
+
+
+def _fits(metadata: Mapping[str, Any], pairs: int, key: int, value: int) -> bool:
+    return len(metadata) <= pairs and all(
+        len(name) <= key and isinstance(text := opened(each), str) and len(text) <= value
+        for name, each in metadata.items()
+    )
+
+
+def without_persons(body: Json, target: Target, told: Omissions) -> Json:
+    """Of Messages that a translation has written: their `user_id` names no person, as the dialect asks."""
+    user = value_at(body, ("metadata", "user_id"))
+    if not isinstance(user, str) or _A_PERSON.fullmatch(user) is None:
+        return body
+    return put(body, ("metadata", "user_id"), sha256(user.encode()).hexdigest())
+
+
+def fit_breakpoints(body: Json, target: Target, told: Omissions) -> Json:
+    """The last marks for the cache, as many as the server takes: each covers all before it."""
+    most = target.facts.cache_controls
+    places = (("tools",), ("system",), ("messages", "content"))
+    marks = 0
+
+    def count(blocks: Any) -> Any:
+        nonlocal marks
+        if isinstance(blocks, list):
+            marks += sum(isinstance(opened(block), Mapping) and "cache_control" in opened(block) for block in blocks)
+        return blocks
+
+    for place in places:
+        altered(body, place, count)
+    if most is None or marks <= most:
+        return body
+    left = marks - most
+
+    def leave_out(_: Any) -> Any:
+        nonlocal left
+        left -= 1
+        return ABSENT if left >= 0 else _
+
+    for place in places:
+        body = altered(body, (*place, "cache_control"), leave_out)
+    return body
+
+
+def fit_top_logprobs(body: Json, target: Target, told: Omissions) -> Json:
+    top, most = body.get("top_logprobs"), target.facts.top_logprobs
+    if type(top) is not int or most is None or top <= most:
+        return body
+    told.leave_out("top_logprobs")
+    return {**body, "top_logprobs": most}

@@ -1,0 +1,236 @@
+"""Roles of messages and their order, as templates and servers take them.
+
+- A role `developer` is `system` where the server does not know it.
+- Where a system message may stand at the beginning alone, those that begin a chat are one, and a later one is a text of
+  the user's next turn, or of the one before. Nothing stands between a call and its results.
+- An empty text says nothing and is left out where a server refuses it; so is white space at the end of the text that
+  the model is to continue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from backends.facts.model_facts import System
+from backends.fitting.member_paths import Json, opened, without
+from backends.fitting.target import Author, Target
+from backends.translation.omissions import Omissions
+from backends.translation.request_members import refuse
+
+_SYSTEM = ("system", "developer")
+_WORDS = (b'"system"', b'"developer"')
+
+
+class _Role(msgspec.Struct):
+    role: str = ""
+
+
+_role = msgspec.json.Decoder(_Role).decode
+
+
+def role_of(message: Any) -> str:
+    if isinstance(message, Raw):
+        if not any(word in bytes(message) for word in _WORDS) and b'"user"' not in bytes(message):
+            return "tool" if b'"tool"' in bytes(message) and _role(message).role == "tool" else "other"
+        return _role(message).role
+    return str(message.get("role", "")) if isinstance(message, dict) else ""
+
+
+def fit_roles(body: Json, target: Target, told: Omissions) -> Json:
+    """Of a chat. One that a translation has written has the form that every server takes."""
+    messages, is_written = body.get("messages"), target.author is Author.GATEWAY
+    if not isinstance(messages, list):
+        return body
+    found = messages
+    if is_written or not target.facts.developer:
+        found = [_as_system(message) for message in messages]
+    if is_written or target.facts.system is not System.ANYWHERE:
+        found = _systems_first(found)
+    same = len(found) == len(messages) and all(new is old for new, old in zip(found, messages, strict=True))
+    return body if same else {**body, "messages": found}
+
+
+def _as_system(message: Any) -> Any:
+    if isinstance(message, Raw) and b'"developer"' not in bytes(message):
+        return message
+    return {**opened(message), "role": "system"} if role_of(message) == "developer" else message
+
+
+def _systems_first(messages: Sequence[Any]) -> list[Any]:
+    """One message of the system, at the beginning: templates that take several there are few."""
+    roles = [role_of(message) for message in messages]
+    leading = next((place for place, role in enumerate(roles) if role not in _SYSTEM), len(roles))
+    if leading <= 1 and not any(role in _SYSTEM for role in roles[leading:]):
+        return list(messages)
+    head = list(messages[:leading])
+    if leading > 1:
+        contents = [opened(message).get("content") for message in head]
+        head = [{"role": "system", "content": _joined(contents)}]
+    return head + _as_user_text(messages[leading:], roles[leading:])
+
+
+def _as_user_text(messages: Sequence[Any], roles: Sequence[str]) -> list[Any]:
+    found: list[Any] = []
+    waiting: list[Any] = []  # contents of system messages
+    for message, role in zip(messages, roles, strict=True):
+        if role in _SYSTEM:
+            waiting.append(opened(message).get("content"))
+        elif waiting and role == "user":
+            turn = opened(message)
+            found.append({**turn, "content": _joined([*waiting, turn.get("content")])})
+            waiting = []
+        else:
+            if waiting and role != "tool":
+                _add_user_text(found, waiting)
+                waiting = []
+            found.append(message)
+    if waiting:
+        _add_user_text(found, waiting)
+    return found
+
+
+def _add_user_text(found: list[Any], waiting: Sequence[Any]) -> None:
+    if found and role_of(found[-1]) == "user":
+        turn = opened(found[-1])
+        found[-1] = {**turn, "content": _joined([turn.get("content"), *waiting])}
+    else:
+        found.append({"role": "user", "content": _joined(waiting)})
+
+
+def _joined(contents: Sequence[Any]) -> Any:
+    """Contents as one: texts as a text, else the parts of all."""
+    given = [content for content in contents if content]
+    if all(isinstance(content, str) for content in given):
+        return "\n\n".join(given)
+    return [part for content in given for part in _parts(content)]
+
+
+def _parts(content: Any) -> list[Any]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
+
+
+def results_after_calls(body: Json, target: Target, told: Omissions) -> Json:
+    """Of a chat that a translation has written: each result stands directly after the turn with its call."""
+    messages: list[Json] = body["messages"]
+    found: list[Json] = []
+    others: list[Json] = []  # that stand between a call and its results
+    awaited: set[Any] = set()
+    for message in messages:
+        if message["role"] == "tool":
+            found.append(message)
+            awaited.discard(message.get("tool_call_id"))
+        elif message["role"] != "assistant" and awaited:
+            others.append(message)
+            continue
+        else:
+            found, others = [*found, *others], []
+            found.append(message)
+            awaited = {call.get("id") for call in message.get("tool_calls") or ()}
+        if not awaited and others:
+            found, others = [*found, *others], []
+    found += others
+    return {**body, "messages": found}
+
+
+# -- Messages and Responses ----------------------------------------------------------------------------
+
+
+def fit_turns(body: Json, target: Target, told: Omissions) -> Json:
+    """Of Messages."""
+    turns = [opened(turn) for turn in body["messages"]]
+    if turns and turns[-1].get("role") == "assistant" and not target.facts.prefill:
+        refuse("messages", told, "the model does not continue a message of the assistant")
+    if target.facts.system is System.ANYWHERE or all(turn.get("role") != "system" for turn in turns):
+        return body
+    return {**body, "messages": _systems_as_user_blocks(turns)}
+
+
+def _systems_as_user_blocks(turns: Sequence[Json]) -> list[Json]:
+    found: list[Json] = []
+    waiting: list[Any] = []
+    for turn in turns:
+        if turn.get("role") == "system":
+            waiting += _parts(turn.get("content") or [])
+        elif turn.get("role") == "user" and waiting:
+            blocks = _parts(turn.get("content") or [])
+            results = [block for block in blocks if block.get("type") == "tool_result"]
+            rest = [block for block in blocks if block.get("type") != "tool_result"]
+            found.append({**turn, "content": [*results, *waiting, *rest]})
+            waiting = []
+        else:
+            found += [{"role": "user", "content": waiting}] if waiting else []
+            waiting = []
+            found.append(turn)
+    return [*found, {"role": "user", "content": waiting}] if waiting else found
+
+
+def fit_texts(body: Json, target: Target, told: Omissions) -> Json:
+    """Of Messages: no empty text, and no white space at the end of a text to be continued."""
+    turns = [opened(turn) for turn in body["messages"]]
+    found = [said for turn in turns if (said := _without_empty_texts(turn)) is not None]
+    if found and found[-1].get("role") == "assistant":
+        found[-1] = _ended(found[-1])
+    if len(found) == len(turns) and all(new is old for new, old in zip(found, turns, strict=True)):
+        found = body["messages"]
+    system = body.get("system")
+    if system is not None and (kept := _non_empty(system)) is not system:
+        body = {**body, "system": kept} if kept else without(body, "system")
+    return body if found is body["messages"] else {**body, "messages": found}
+
+
+def _without_empty_texts(turn: Json) -> Json | None:
+    """None: nothing is left of the turn."""
+    content = turn.get("content")
+    kept = _non_empty(content)
+    if not kept:
+        return None
+    return turn if kept is content else {**turn, "content": kept}
+
+
+def _non_empty(content: Any) -> Any:
+    content = opened(content)
+    if isinstance(content, str):
+        return content if content.strip() else ""
+    if not isinstance(content, list):
+        return content
+    blocks = [opened(block) for block in content]
+    kept = [block for block in blocks if not _is_empty(block)]
+    return content if len(kept) == len(blocks) else kept
+
+
+def _is_empty(block: Any) -> bool:
+    return isinstance(block, dict) and block.get("type") == "text" and not str(block.get("text") or "").strip()
+
+
+def _ended(turn: Json) -> Json:
+    content = opened(turn.get("content"))
+    if isinstance(content, str):
+        return turn if content == content.rstrip() else {**turn, "content": content.rstrip()}
+    last = opened(content[-1]) if content else {}
+    if last.get("type") != "text" or last["text"] == last["text"].rstrip():
+        return turn
+    return {**turn, "content": [*content[:-1], {**last, "text": last["text"].rstrip()}]}
+
+
+def fit_items(body: Json, target: Target, told: Omissions) -> Json:
+    """Of Responses: the role `developer`."""
+    items = body.get("input")
+    if not isinstance(items, list):
+        return body
+    found = [_as_system(item) for item in items]
+    return body if all(new is old for new, old in zip(found, items, strict=True)) else {**body, "input": found}
+
+
+def fit_user_turn(body: Json, target: Target, told: Omissions) -> Json:
+    """Of a chat without a turn of the user, where one is wanted: the last message of the system is the user's."""
+    messages = body["messages"]
+    roles = [role_of(message) for message in messages]
+    if "user" in roles or not any(role in _SYSTEM for role in roles):
+        return body
+    last = max(place for place, role in enumerate(roles) if role in _SYSTEM)
+    turned = {**opened(messages[last]), "role": "user"}
+    return {**body, "messages": [*messages[:last], turned, *messages[last + 1 :]]}

@@ -1,0 +1,60 @@
+"""Seals: state that a provider ties to a turn, in the opaque member that the caller's dialect has for state of its own.
+
+    ftst1-<12 hex digits: the maker><base64url of JSON: the state>
+
+Rules:
+- The maker is the account and the model that wrote the turn, as a digest: no name and no key can be read from it.
+- The state is the provider's own, bit for bit. To its maker it returns as it came; for every other pool it is left out.
+- Nothing is stored, and every gateway with the same pools opens a seal, also after a restart. A caller could forge one,
+  and would send a provider only what he may send without.
+- The letters are those of the narrowest member, the id of a call in Messages.
+"""
+
+from __future__ import annotations
+
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+import msgspec
+
+MARK = "ftst1-"
+MARK_BYTES = MARK.encode()
+MAKER = 12  # hex digits
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder().decode
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """An opened seal."""
+
+    maker: str
+    state: Any
+
+
+def maker_of(account: str, model: str) -> str:
+    """The digest of an account and a model. `account`: a key, or the address of a server without keys."""
+    return sha256(f"maker of turns\0{account}\0{model}".encode()).hexdigest()[:MAKER]
+
+
+def sealed(maker: str, state: Any) -> str:
+    return MARK + maker + urlsafe_b64encode(_encode(state)).rstrip(b"=").decode()
+
+
+def opened(text: Any) -> Opened | None:
+    """None: no seal, or one that is damaged."""
+    if not isinstance(text, str) or not text.startswith(MARK):
+        return None
+    begin = len(MARK) + MAKER
+    data = text[begin:]
+    try:
+        state = _decode(urlsafe_b64decode(data + "=" * (-len(data) % 4)))
+    except (ValueError, RecursionError):
+        return None
+    return Opened(text[len(MARK) : begin], state)
+
+
+def is_seal(text: Any) -> bool:
+    return isinstance(text, str) and text.startswith(MARK)

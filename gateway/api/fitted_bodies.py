@@ -1,0 +1,165 @@
+"""Bodies of a request for servers: in a dialect that they speak, with the state of turns that they wrote themselves,
+and within the facts of the model there (`backends.fitting`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from backends.facts.model_facts import Facts
+from backends.fitting.custom_tools import as_functions
+from backends.fitting.fit import FITTED, Plan, fit, plan
+from backends.fitting.target import Author
+from backends.fitting.tools import takes_responses
+from backends.interface import Operation
+from backends.translation.omissions import Omissions
+from backends.translation.registry import chain
+from backends.translation.reply_translation import SHAPE_ERRORS
+from backends.translation.translation import Translation
+from backends.translation.turn_state.history import TurnHistory
+from gateway.api.inference_request import InferenceRequest, TranslatedBody
+from gateway.strict_json import encode
+
+MOST_PLANS = 2_000  # models times operations
+_CUSTOM = b'"custom"'
+Body = Mapping[str, Any]
+Steps = tuple[Translation, ...]
+
+_decode = msgspec.json.Decoder().decode
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """The servers of a pool, as one request finds them. `maker`: digest of the account and the model that write."""
+
+    spoken: frozenset[Operation]
+    facts: Facts
+    maker: str = ""
+
+
+class _Bodies:
+    """The bodies on the way to a server's, each with the translation that it was given to."""
+
+    def __init__(self, body: Body, told: Omissions) -> None:
+        self.body, self.told = body, told
+        self.steps: list[Translation] = []
+        self.before: list[Body] = []
+
+    def take(self, step: Translation | None) -> None:
+        if step is not None:
+            self.note(step, step.request(self.body, self.told))
+
+    def note(self, step: Translation, body: Body) -> None:
+        self.steps.append(step)
+        self.before.append(self.body)
+        self.body = body
+
+    def fit(self, rules: Plan) -> None:
+        fitted = fit(self.body, rules, self.told)
+        if fitted.answer is None:
+            self.body = fitted.body
+        else:
+            self.note(fitted.answer, fitted.body)
+
+    def made(self, operation: Operation, maker: str) -> TranslatedBody:
+        return TranslatedBody(operation, self.body, tuple(self.steps), tuple(self.before), self.told.noted, maker)
+
+
+@dataclass(slots=True)
+class FittedBodies:
+    """Makes bodies by plans, which are made once for the facts of a model."""
+
+    plans: dict[tuple[int, Operation, Author], Plan] = field(default_factory=dict)
+
+    def concerns(self, request: InferenceRequest, believed: Sequence[Facts], author: Author) -> bool:
+        """True where servers that speak the request's dialect may need another body. `believed`: of each pool."""
+        operation, body = request.operation, request.body
+        if operation not in FITTED:
+            return False
+        if any(self._plan(operation, facts, author).concerns(body) for facts in believed):
+            return True
+        plain = next((facts for facts in believed if not facts.custom_tools), None)
+        return plain is not None and _may_be_custom(operation, body, plain)
+
+    def steps(self, request: InferenceRequest, server: Server) -> Steps | None:
+        """Translations into an operation that the servers speak, and that takes tools where the request has some."""
+        operation = request.operation
+        if Operation.RESPONSES in server.spoken and operation in (Operation.CHAT, Operation.MESSAGES):
+            target = self._plan(operation, server.facts, Author.GATEWAY).target
+            if takes_responses(request.body, operation, target):
+                return chain(operation, frozenset({Operation.RESPONSES}))
+        return chain(operation, server.spoken)
+
+    def own(
+        self,
+        request: InferenceRequest,
+        server: Server,
+        author: Author,
+        drop: frozenset[str],
+        history: TurnHistory | None,
+    ) -> TranslatedBody | None:
+        """The body in the caller's own dialect; None: as the caller has sent it. Raises UntranslatableError."""
+        operation, told = request.operation, Omissions(drop)
+        bodies = _Bodies(request.body if history is None else _with_own_state(request, history, told), told)
+        if operation in FITTED:
+            if _may_be_custom(operation, bodies.body, server.facts):
+                bodies.take(as_functions(_decode(encode(bodies.body))))
+            if (rules := self._plan(operation, server.facts, author)).concerns(bodies.body):
+                bodies.fit(rules)
+        if not told.noted and not bodies.steps and _is_same(bodies.body, request.body):
+            return None
+        return bodies.made(operation, "")
+
+    def translated(
+        self, request: InferenceRequest, steps: Steps, server: Server, drop: frozenset[str], history: TurnHistory | None
+    ) -> TranslatedBody:
+        """The body that `steps` lead to. Raises UntranslatableError, and SHAPE_ERRORS."""
+        bodies = _Bodies(_decode(encode(request.body)), Omissions(drop))
+        if history is not None:
+            bodies.body = history.opened(dict(bodies.body), bodies.told)
+        for step in steps:
+            bodies.take(_functions(step.caller, step.backend, bodies.body, server.facts))
+            bodies.take(step)
+        operation = steps[-1].backend
+        bodies.take(_functions(operation, None, bodies.body, server.facts))
+        if operation in FITTED:
+            bodies.fit(self._plan(operation, server.facts, Author.GATEWAY))
+        return bodies.made(operation, server.maker)
+
+    def _plan(self, operation: Operation, facts: Facts, author: Author) -> Plan:
+        """The plan for facts, which are one object as long as they stay the same."""
+        key = id(facts), operation, author
+        known = self.plans.get(key)
+        if known is None or known.target.facts is not facts:
+            if len(self.plans) >= MOST_PLANS:
+                self.plans.clear()
+            known = self.plans[key] = plan(operation, facts, author)
+        return known
+
+
+def _with_own_state(request: InferenceRequest, history: TurnHistory, told: Omissions) -> Body:
+    """The body with the state of this server alone."""
+    body = _decode(encode(request.body))
+    try:
+        own = history.opened(body, told)
+    except SHAPE_ERRORS:
+        return request.body  # the server judges it
+    return request.body if own == body else own
+
+
+def _functions(operation: Operation, then: Operation | None, body: Body, facts: Facts) -> Translation | None:
+    """The step that makes functions of custom tools, before a dialect or a server without."""
+    if operation is not Operation.CHAT or (facts.custom_tools and then is not Operation.MESSAGES):
+        return None
+    return None if then is Operation.RESPONSES else as_functions(body)
+
+
+def _may_be_custom(operation: Operation, body: Body, facts: Facts) -> bool:
+    return operation is Operation.CHAT and not facts.custom_tools and _CUSTOM in encode(body.get("tools"))
+
+
+def _is_same(body: Body, given: Body) -> bool:
+    return body.keys() == given.keys() and all(body[name] is given[name] for name in given)

@@ -1,0 +1,59 @@
+"""Makers of the signatures in answers that pass untouched: a session that changes its model leaves others' out.
+
+- No byte of such an answer is changed, so its maker is remembered by a digest of each signature: no text, no key.
+- Bounded by MOST for a process; beyond, the caller with most gives up its oldest. An unknown signature is kept in the
+  request: the server judges it.
+- A digest is found whoever asks: a signature is known only to those who have seen its answer.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+from backends.interface import Operation
+from gateway.core.hooks import NO_HOOKS, Ask, Hooks, RoutePlan
+from gateway.core.part import Part
+from gateway.upstream.race import Race
+from gateway.wiring import Core
+
+MOST = 100_000  # signatures; 300 bytes each
+
+
+class Origins(Part):
+    """Of the Messages that servers of the dialect have answered."""
+
+    def __init__(self, core: Core) -> None:
+        self._operations = core.dispatcher.operations
+        self._makers: dict[bytes, str] = {}
+        self._by_caller: dict[str, dict[bytes, None]] = {}  # digests, the oldest first
+
+    def on(self, plan: RoutePlan) -> Hooks:
+        speaks = any(Operation.MESSAGES in plan.runtime.operations[pool] for pool in plan.route.pools)
+        return Hooks(ended=self.ended) if plan.operation is Operation.MESSAGES and speaks else NO_HOOKS
+
+    def ended(self, ask: Ask, race: Race) -> None:
+        """Remember the signatures of the answer."""
+        if race.winner is None or not (signatures := race.winner.tap.facts.signatures):
+            return
+        maker = ask.runtime.makers.get(race.winner.attempt.candidate.endpoint.pool, "")
+        for signature in signatures if maker else ():
+            self._note(ask.request.caller, _digest(signature), maker)
+        self._operations.recall = self.recall
+
+    def recall(self, signature: str) -> str:
+        """The maker of a signature; empty: not known."""
+        return self._makers.get(_digest(signature), "")
+
+    def _note(self, caller: str, digest: bytes, maker: str) -> None:
+        if digest in self._makers:
+            return
+        self._makers[digest] = maker
+        self._by_caller.setdefault(caller, {})[digest] = None
+        if len(self._makers) > MOST:
+            most = max(self._by_caller.values(), key=len)
+            oldest = next(iter(most))
+            del most[oldest], self._makers[oldest]
+
+
+def _digest(signature: str) -> bytes:
+    return blake2b(signature.encode("utf-8", "surrogatepass"), digest_size=16).digest()

@@ -1,0 +1,213 @@
+"""Names, ids, choices, schemas and custom tools."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from backends.facts.lookup import facts_of
+from backends.facts.model_facts import Facts
+from backends.fitting.custom_tools import as_functions
+from backends.fitting.names import fitted as fitted_name
+from backends.fitting.target import Author
+from backends.translation.omissions import Omissions
+from backends.translation.translation import UntranslatableError
+from tests.backends.fitting.bodies import CHAT, FUNCTION, MESSAGES, Json, fitted, whole
+
+LONG = "mcp__server__" + "x" * 70
+OPENAI = facts_of("openai", "gpt-4.1")
+
+
+def named(name: str) -> Json:
+    return {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {}}}}
+
+
+def test_a_name_that_does_not_fit_is_the_same_everywhere_and_mapped_back_in_answers() -> None:
+    """In the tools, the choice and the history; in a whole answer and in a stream."""
+    call = {"id": "a", "type": "function", "function": {"name": LONG, "arguments": "{}"}}
+    members = {
+        "tools": [named(LONG)],
+        "tool_choice": {"type": "function", "function": {"name": LONG}},
+        "messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "tool_calls": [call]}],
+    }
+    found = whole(OPENAI, CHAT, members, Author.GATEWAY, Omissions())
+    short = found.body["tools"][0]["function"]["name"]
+    assert len(short) <= 64
+    assert short.startswith("mcp__server__")
+    assert found.body["tool_choice"]["function"]["name"] == short
+    assert found.body["messages"][1]["tool_calls"][0]["function"]["name"] == short
+    assert found.answer is not None
+    written = {"id": "b", "type": "function", "function": {"name": short, "arguments": "{}"}}
+    reply = found.answer.reply({"choices": [{"message": {"tool_calls": [written]}}]}, members)
+    assert reply["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == LONG
+    chunk = msgspec.json.encode({"choices": [{"index": 0, "delta": {"tool_calls": [{"index": 0, **written}]}}]})
+    text = b'data: {"choices":[{"index":0,"delta":{"content":"as it  was"}}]}\n\n'
+    stream = found.answer.stream(members)
+    assert stream.feed(text) == text
+    assert LONG.encode() in stream.feed(b"data: " + chunk + b"\n\n")
+
+
+@pytest.mark.parametrize(
+    ("kind", "model"), [("mistral", "mistral-medium-3"), ("openai", "gpt-4.1"), ("anthropic", "claude-haiku-4-5")]
+)
+def test_ids_that_do_not_fit_are_alike_in_call_and_result(kind: str, model: str) -> None:
+    """Two ids stay two."""
+    ids = ["functions.f:0", "functions.f:1" + "y" * 50]
+    calls = [{"id": each, "type": "function", "function": {"name": "f", "arguments": "{}"}} for each in ids]
+    results = [{"role": "tool", "tool_call_id": each, "content": "1"} for each in ids]
+    facts = facts_of(kind, model)
+    turns = fitted(facts, CHAT, {"messages": [{"role": "assistant", "tool_calls": calls}, *results]})[0]["messages"]
+    sent = [call["id"] for call in turns[0]["tool_calls"]]
+    assert sent == [turn["tool_call_id"] for turn in turns[1:]]
+    assert len(set(sent)) == 2
+    assert sent == [fitted_name(each, facts.call_id) for each in ids]
+    assert sent != ids
+
+
+def test_members_that_lean_on_tools_go_with_them() -> None:
+    """Of a body that a translation has written."""
+    choice = {"type": "function", "function": {"name": "gone"}}
+    for members in ({"tools": []}, {}):
+        sent, _ = fitted(Facts(), CHAT, {**members, "tool_choice": "auto", "parallel_tool_calls": True})
+        assert sent == {}
+    sent, told = fitted(Facts(), CHAT, {"tools": [FUNCTION], "tool_choice": choice})
+    assert (sent, told) == ({"tools": [FUNCTION]}, ["tool_choice"])
+
+
+def test_a_choice_in_a_form_that_the_server_lacks_is_another_form_or_refused() -> None:
+    lmstudio, glm = facts_of("lmstudio", "m"), facts_of("zai", "glm-5.3")
+    choice = {"type": "function", "function": {"name": "f"}}
+    sent, _ = fitted(lmstudio, CHAT, {"tools": [FUNCTION, named("g")], "tool_choice": choice})
+    assert sent == {"tools": [FUNCTION], "tool_choice": "required"}
+    with pytest.raises(UntranslatableError, match="tool_choice"):
+        fitted(glm, CHAT, {"tools": [FUNCTION], "tool_choice": "required"})
+
+
+# -- schemas -------------------------------------------------------------------------------------------
+
+
+def test_a_schema_of_the_answer_is_closed_and_its_bounds_are_in_descriptions() -> None:
+    schema = {"type": "object", "properties": {"n": {"type": "integer", "minimum": 1, "description": "A number"}}}
+    members = {"output_config": {"format": {"type": "json_schema", "schema": schema}}}
+    sent, told = fitted(facts_of("anthropic", "claude-opus-4-6"), MESSAGES, members)
+    assert sent["output_config"]["format"]["schema"] == {
+        "type": "object",
+        "properties": {"n": {"type": "integer", "description": "A number (minimum: 1)"}},
+        "additionalProperties": False,
+    }
+    assert told == ["output_config.format.schema"]
+
+
+def test_alternatives_at_the_root_of_a_tool_are_one_object() -> None:
+    """Required is what all of them require."""
+    branches = [
+        {"properties": {"a": {"type": "string"}, "b": {"type": "string"}}, "required": ["a", "b"]},
+        {"properties": {"a": {"type": "string"}}, "required": ["a"]},
+    ]
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"anyOf": branches}}}
+    [sent] = fitted(OPENAI, CHAT, {"tools": [tool]})[0]["tools"]
+    assert sent["function"]["parameters"] == {
+        "type": "object", "properties": branches[0]["properties"], "required": ["a"]
+    }  # fmt: skip
+
+
+def test_strict_is_left_out_of_a_schema_that_it_would_give_another_meaning() -> None:
+    """A property that may be absent."""
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}}
+    shape = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}}
+    sent, told = fitted(OPENAI, CHAT, {"response_format": shape})
+    assert sent["response_format"]["json_schema"] == {"name": "x", "strict": False, "schema": schema}
+    assert told == ["response_format.json_schema.strict"]
+
+
+# -- custom tools --------------------------------------------------------------------------------------
+
+PATCH = {"type": "custom", "custom": {"name": "apply_patch", "description": "Edits.",
+         "format": {"type": "grammar", "grammar": {"syntax": "lark", "definition": "start: X"}}}}  # fmt: skip
+RAW = '*** Begin "Patch"\n+\\u00e9 é \U0001f600\n'
+
+
+def custom(*messages: Json) -> Any:
+    body = {"tools": [PATCH, FUNCTION], "messages": list(messages)}
+    step = as_functions(body)
+    assert step is not None
+    return step, step.request(body, Omissions())
+
+
+def test_a_custom_tool_is_a_function_of_one_text_with_its_grammar_told() -> None:
+    call = {"id": "a", "type": "custom", "custom": {"name": "apply_patch", "input": RAW}}
+    _, sent = custom({"role": "assistant", "tool_calls": [call]})
+    function = sent["tools"][0]["function"]
+    assert sent["tools"][0]["type"] == "function"
+    assert "start: X" in function["description"]
+    assert list(function["parameters"]["properties"]) == ["input"]
+    written = sent["messages"][0]["tool_calls"][0]
+    assert written["type"] == "function"
+    assert msgspec.json.decode(written["function"]["arguments"]) == {"input": RAW}
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize("arguments", [msgspec.json.encode({"input": RAW}).decode(), '{ "input" : "\\ud83d\\ude00"}'])
+def test_a_call_of_it_is_custom_again_whole_and_streamed(arguments: str, size: int) -> None:
+    """However the arguments are cut."""
+    expected = msgspec.json.decode(arguments)["input"]
+    step, _ = custom()
+    call = {"id": "a", "type": "function", "function": {"name": "apply_patch", "arguments": arguments}}
+    reply = step.reply({"choices": [{"message": {"tool_calls": [call]}}]}, {})
+    assert reply["choices"][0]["message"]["tool_calls"] == [
+        {"id": "a", "type": "custom", "custom": {"name": "apply_patch", "input": expected}}
+    ]
+    assert streamed(step, arguments, size) == expected
+
+
+def streamed(step: Any, arguments: str, size: int) -> str:
+    events, stream = [], step.stream({})
+    pieces = [arguments[at : at + size] for at in range(0, len(arguments), size)]
+    for number, piece in enumerate(pieces):
+        head = {"id": "a", "type": "function"} if not number else {}
+        function = {"arguments": piece, **({"name": "apply_patch"} if not number else {})}
+        delta = {"tool_calls": [{"index": 0, **head, "function": function}]}
+        events.append({"choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
+    events.append({"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]})
+    data = b"".join(stream.feed(b"data: " + msgspec.json.encode(event) + b"\n\n") for event in events) + stream.close()
+    found = [msgspec.json.decode(line[6:]) for line in data.split(b"\n\n") if line]
+    calls = [call for event in found for call in event["choices"][0]["delta"].get("tool_calls", ())]
+    assert calls[0]["type"] == "custom"
+    assert calls[0]["custom"]["name"] == "apply_patch"
+    return "".join(call["custom"]["input"] for call in calls)
+
+
+def test_arguments_of_another_form_are_the_text() -> None:
+    """A model that writes the raw text has meant it."""
+    step, _ = custom()
+    assert streamed(step, "*** Begin Patch", 4) == "*** Begin Patch"
+
+
+# -- media and labels ----------------------------------------------------------------------------------
+
+
+def test_an_image_that_the_server_does_not_take_is_refused_by_name() -> None:
+    """It is meant: another tier is asked."""
+    url = [{"type": "image_url", "image_url": {"url": "https://x/y.png"}}]
+    with pytest.raises(UntranslatableError, match="image_url"):
+        fitted(facts_of("moonshot", "kimi-k3"), CHAT, {"messages": [{"role": "user", "content": url}]})
+
+
+def test_stops_labels_and_limits_fit() -> None:
+    members = {"stop": list("abcde"), "user": "u" * 100, "metadata": {"k": "v" * 600}, "max_tokens": 5}
+    sent, told = fitted(OPENAI, CHAT, members)
+    assert (sent["stop"], len(sent["user"]), sent["max_completion_tokens"]) == (list("abcd"), 64, 5)
+    assert told == ["metadata", "stop"]
+
+
+@pytest.mark.parametrize("form", ["json_schema", "json_object"])
+def test_a_server_without_the_form_of_an_answer_is_not_asked(form: str) -> None:
+    """The form is meant. The one server of a route judges it itself."""
+    facts = Facts(json_schema=False, json_object=False)
+    asked: Json = {"response_format": {"type": form}}
+    with pytest.raises(UntranslatableError, match="response_format"):
+        fitted(facts, CHAT, asked)
+    assert fitted(facts, CHAT, asked, Author.KNOWING) == (asked, [])
+    assert fitted(Facts(), CHAT, asked) == (asked, [])

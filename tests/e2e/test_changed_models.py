@@ -1,0 +1,67 @@
+"""Sessions that change their model: state of a turn returns to its own maker alone, over real sockets."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.e2e.test_anthropic import ASKED, COMPLETION, MESSAGE, claude, sent, whole
+from tests.support.gateways import pool, running
+from tests.support.upstream import Upstream
+
+pytestmark = pytest.mark.virtual_time
+
+THOUGHT = {"type": "thinking", "thinking": "hm", "signature": "opus+signature/=="}
+SIGNED = {**MESSAGE, "content": [THOUGHT, {"type": "text", "text": "so"}], "stop_reason": "end_turn"}
+EXTRA = {"google": {"thought_signature": "c2ln/+=="}}
+CALL = {"id": "f:0", "type": "function", "function": {"name": "f", "arguments": "{}"}, "extra_content": EXTRA}
+CALLED = {"index": 0, "message": {"role": "assistant", "content": None, "tool_calls": [CALL]}}
+CALLS = {**COMPLETION, "choices": [{**CALLED, "finish_reason": "tool_calls"}]}
+
+
+async def ask(url: str, model: str, *turns: Any) -> tuple[Any, Any]:
+    """Body and headers of the answer to a Messages caller."""
+    body = {"model": model, "max_tokens": 9, "messages": [*ASKED, *turns]}
+    async with aiohttp.ClientSession() as session, session.post(f"{url}/v1/messages", json=body) as answer:
+        return json.loads(await answer.read()), answer.headers
+
+
+async def test_a_signature_of_one_model_is_not_sent_to_another() -> None:
+    """The answer passes untouched; its maker gets the signature back as it was, the other model gets the text alone."""
+    async with Upstream(whole(SIGNED), whole(SIGNED)) as opus, Upstream(whole(MESSAGE)) as sonnet:
+        pools = {"opus": claude(opus), "sonnet": {**claude(sonnet), "model": "sonnet"}}
+        async with running(pools, {"a": {"tiers": ["opus"]}, "b": {"tiers": ["sonnet"]}}) as gateway:
+            answer, _ = await ask(gateway.url, "a")
+            assert answer["content"] == SIGNED["content"]
+            history = {"role": "assistant", "content": answer["content"]}, ASKED[0]
+            await ask(gateway.url, "a", *history)
+            assert sent(opus)["messages"][1]["content"][0] == THOUGHT
+            _, headers = await ask(gateway.url, "b", *history)
+    assert sent(sonnet)["messages"][1]["content"] == [{"type": "text", "text": "so"}]
+    assert headers["x-firsttoken-left-out"] == "messages.content.thinking"
+
+
+async def test_state_of_a_call_returns_to_its_maker_alone() -> None:
+    """A Messages caller has no member for it: the id of the call holds the state."""
+    async with Upstream(whole(CALLS), whole(COMPLETION)) as maker, Upstream(whole(COMPLETION)) as other:
+        pools = {
+            "maker": pool(maker.url, backend="compatible", model="m"),
+            "other": pool(other.url, backend="compatible", model="n"),
+        }
+        async with running(pools, {"a": {"tiers": ["maker"]}, "b": {"tiers": ["other"]}}) as gateway:
+            answer, _ = await ask(gateway.url, "a")
+            [block] = answer["content"]
+            result = {"type": "tool_result", "tool_use_id": block["id"], "content": "r"}
+            history = {"role": "assistant", "content": [block]}, {"role": "user", "content": [result]}
+            await ask(gateway.url, "a", *history)
+            assert sent(maker)["messages"][1]["tool_calls"] == [CALL]
+            assert sent(maker)["messages"][2]["tool_call_id"] == CALL["id"]
+            _, headers = await ask(gateway.url, "b", *history)
+    [call] = sent(other)["messages"][1]["tool_calls"]
+    assert call.keys() == {"id", "type", "function"}
+    assert sent(other)["messages"][2]["tool_call_id"] == call["id"]
+    assert "ftst1" not in json.dumps(sent(other))
+    assert headers["x-firsttoken-left-out"] == "messages.content.tool_use.state"
