@@ -167,7 +167,7 @@ MENDED: Mapping[str, tuple[str, Rule, Json, Callable[[Json], bool], str]] = {
         "top_p",
     ),
     "an extra member of the history": (
-        "mistral",
+        "compatible",
         _extra_reasoning,
         {"messages": [HELLO, THOUGHT, HELLO]},
         lambda body: body["messages"][1] == {"role": "assistant", "content": "hm"},
@@ -249,6 +249,29 @@ async def test_tools_go_to_the_operation_that_the_server_names() -> None:
         status, _, message = await ask(caller, path="/v1/messages", tools=[tool])
         assert (status, message["content"][0]["text"]) == (200, "hi")
         assert server.targets[-1].endswith("responses")
+
+
+async def test_reasoning_that_the_server_demands_is_returned() -> None:
+    """Kimi behind `compatible`: a Messages caller returns its thinking, which the first body left out."""
+
+    def rule(target: str, body: Json) -> bytes | None:
+        words = "thinking is enabled but reasoning_content is missing in assistant tool call message at index 1"
+        turn = body["messages"][1]
+        return None if turn.get("reasoning_content") == "so" else openai(words)
+
+    call = {"type": "tool_use", "id": "t1", "name": "look", "input": {}}
+    turns = [
+        HELLO,
+        {"role": "assistant", "content": [{"type": "thinking", "thinking": "so", "signature": ""}, call]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": "seen"}]},
+    ]
+    tool = {"name": "look", "input_schema": {"type": "object"}}
+    async with Verifying(rule) as server, served(("compatible", server)) as (gateway, caller):
+        for bodies in (2, 3, 4):
+            status, _, message = await ask(caller, path="/v1/messages", messages=turns, tools=[tool])
+            assert (status, len(server.bodies)) == (200, bodies), message
+        (lesson,) = await lessons(gateway)
+        assert lesson["lesson"] == "reasoning of earlier turns is returned"
 
 
 # --------------------------------------------------------------------------- the next pool

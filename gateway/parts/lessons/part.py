@@ -23,10 +23,13 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from backends.body_changes import BodyChange, holds, meets
+from backends.body_changes import BodyChange, ChangeKind, holds, meets
+from backends.facts.model_facts import Facts, Reasoning
 from backends.interface import FailureKind, Operation
 from backends.lessons.refusal import Lesson, Reading, RefusalVerdict, read_refusal
+from gateway.api.fitted_bodies import Server
 from gateway.api.inference_request import InferenceRequest, TranslatedBody
+from gateway.api.operation_fit import Servers
 from gateway.core.hooks import NO_HOOKS, Ask, Hooks, RoutePlan
 from gateway.core.part import Part
 from gateway.observe.columns import Column, Note
@@ -44,6 +47,8 @@ log = logging.getLogger("firsttoken")
 
 TAUGHT = (Operation.CHAT, Operation.COMPLETION, Operation.MESSAGES, Operation.RESPONSES)
 ON_ITS_MERITS = (RefusalVerdict.MERITS, RefusalVerdict.UNREAD)  # of a caller's own body
+MOST_FACTS = 512  # of models whose reasoning is returned
+_REASONING = b'"reasoning'
 _members = msgspec.json.Decoder(dict[str, Raw]).decode
 
 
@@ -60,7 +65,7 @@ class AppliedLessons:
 
 @dataclass(frozen=True, slots=True)
 class TaughtForm:
-    """A form in which a pool is asked. `body`: of another operation; None: of the same."""
+    """A form in which a pool is asked. `body`: another one; None: that of the request."""
 
     lessons: tuple[Applied, ...]
     body: TranslatedBody | None = None
@@ -98,6 +103,7 @@ class LessonsPart(Part):
         self._runtime = core.runtime
         self._operations = core.dispatcher.operations
         self._book: LessonBook[Lesson] = LessonBook()
+        self._returned: dict[int, tuple[Facts, Facts]] = {}
         self._sections = core.config.pools
         core.admin.pool_members = self.members
 
@@ -125,28 +131,59 @@ class LessonsPart(Part):
             return
         for pool in ask.route.pools:
             model = ask.named.model or ask.route.adapters.get(pool, ask.runtime.pools[pool].model)
-            form = self._form(request, ask.route, Place(pool, model, _spoken(request, pool)))
+            place = Place(pool, model, _spoken(request, pool).value)
+            form = self._form(request, ask.route, ask.runtime.servers(ask.named.model), place)
             if form.lessons:
                 form.put(request, record, pool)
 
-    def _form(self, request: InferenceRequest, route: Route, place: Place) -> TaughtForm:
+    def _form(self, request: InferenceRequest, route: Route, servers: Servers, place: Place) -> TaughtForm:
         found = self._counting(request, place)
         sent = _body(request, place.pool)
         for lesson in (each for _, each in found if each.operation and meets(sent, each.beside)):
-            if (form := self._form_elsewhere(request, route, place, lesson)) is not None:
+            if (form := self._form_elsewhere(request, route, servers, place, lesson)) is not None:
                 return form
-        return TaughtForm(_of_bodies(found))
+        lessons = _of_bodies(found)
+        body = self._body_of(request, route, servers, place.pool, _spoken(request, place.pool), lessons)
+        return TaughtForm(lessons, body)
 
     def _form_elsewhere(
-        self, request: InferenceRequest, route: Route, place: Place, lesson: Lesson
+        self, request: InferenceRequest, route: Route, servers: Servers, place: Place, lesson: Lesson
     ) -> TaughtForm | None:
         """The body for another operation of the pool; None: its servers have none, or it cannot be expressed there."""
-        spoken = self._runtime.current.operations.get(place.pool, frozenset())
+        spoken = servers.native.get(place.pool, ())
         wanted = next((each for each in spoken if each.value == lesson.operation), None)
-        if wanted is None or (body := self._operations.translated_into(wanted, request, route)) is None:
+        if wanted is None:
             return None
         there = _of_bodies(self._counting(request, replace(place, operation=wanted.value)))
-        return TaughtForm(((place, lesson), *there), body)
+        body = self._body_of(request, route, servers, place.pool, wanted, there)
+        return None if body is None else TaughtForm(((place, lesson), *there), body)
+
+    def _body_of(
+        self,
+        request: InferenceRequest,
+        route: Route,
+        servers: Servers,
+        pool: str,
+        operation: Operation,
+        lessons: Sequence[Applied],
+    ) -> TranslatedBody | None:
+        """A body by other facts, or of another operation; None: that of the request stays."""
+        facts = servers.facts(pool)
+        if returns := any(change.kind is ChangeKind.RETURN for _, each in lessons for change in each.changes):
+            facts = self._returning(facts)
+        if not returns and operation is _spoken(request, pool):
+            return None
+        server = Server(frozenset({operation}), facts, servers.makers.get(pool, ""))
+        return self._operations.made_for(server, request, route)
+
+    def _returning(self, facts: Facts) -> Facts:
+        """The facts of a server that wants reasoning back: one object for each, by which plans are known."""
+        if (known := self._returned.get(id(facts))) is not None and known[0] is facts:
+            return known[1]
+        if len(self._returned) >= MOST_FACTS:
+            self._returned.clear()
+        self._returned[id(facts)] = facts, (found := replace(facts, reasoning=Reasoning.RETURNED))
+        return found
 
     def _counting(self, request: InferenceRequest, place: Place) -> Sequence[Applied]:
         return [(place, lesson) for lesson in self._book.of(place, request.caller, monotonic())]
@@ -172,14 +209,16 @@ class LessonsPart(Part):
 
     def _other_form(self, routed: RoutedRequest, wire: WireAttempt, lesson: Lesson) -> TaughtForm | None:
         """None: the server would get the same once more."""
-        place = _place(wire)
+        place, request = _place(wire), routed.request
         if lesson.operation:
             if lesson.operation == place.operation:
                 return None
-            return self._form_elsewhere(routed.request, routed.route, place, lesson)
+            return self._form_elsewhere(request, routed.route, routed.servers, place, lesson)
         applied = _applied_at(routed.timeline.record, place.pool)
-        form = TaughtForm((*(each for each in applied if each[1] != lesson), (place, lesson)))
-        return None if _written(wire, form.changes) == wire.call.body else form
+        lessons = (*(each for each in applied if each[1] != lesson), (place, lesson))
+        operation = wire.request.operation
+        form = TaughtForm(lessons, self._body_of(request, routed.route, routed.servers, place.pool, operation, lessons))
+        return None if _written(wire, form) == wire.call.body else form
 
     def _mended(self, routed: RoutedRequest, wire: WireAttempt, lesson: Lesson, form: TaughtForm) -> Remedy:
         """Remember the lesson. The endpoint is asked again, once."""
@@ -232,13 +271,18 @@ def _alters(wire: WireAttempt, lesson: Lesson) -> bool:
     request, changes = wire.request, {*lesson.changes}
     if lesson.operation:
         return request.operation.value == lesson.operation
+    if any(each.kind is ChangeKind.RETURN for each in changes):
+        return _REASONING in wire.call.body
     others = tuple(each for each in request.changes if each not in changes)
-    return len(others) < len(request.changes) and _written(wire, others) != wire.call.body
+    if len(others) == len(request.changes):
+        return False
+    return wire.upstream.backend.call(replace(request, changes=others)).body != wire.call.body
 
 
-def _written(wire: WireAttempt, changes: tuple[BodyChange, ...]) -> bytes:
-    """The body that the server would get by other changes."""
-    return wire.upstream.backend.call(replace(wire.request, changes=changes)).body
+def _written(wire: WireAttempt, form: TaughtForm) -> bytes:
+    """The body that the server would get in another form."""
+    body = wire.request.body if form.body is None else form.body.body
+    return wire.upstream.backend.call(replace(wire.request, body=body, changes=form.changes)).body
 
 
 def _place(wire: WireAttempt) -> Place:
@@ -248,9 +292,9 @@ def _place(wire: WireAttempt) -> Place:
 # --------------------------------------------------------------------------- requests
 
 
-def _spoken(request: InferenceRequest, pool: str) -> str:
+def _spoken(request: InferenceRequest, pool: str) -> Operation:
     translated = request.translated.get(pool)
-    return (request.operation if translated is None else translated.operation).value
+    return request.operation if translated is None else translated.operation
 
 
 def _body(request: InferenceRequest, pool: str) -> Mapping[str, Any]:

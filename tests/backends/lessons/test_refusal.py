@@ -165,7 +165,7 @@ MENDS: dict[str, tuple[Any, dict[str, Any], str]] = {  # error, body, the lesson
     "Anthropic: a signature": (
         anthropic("messages.1.content.0: Invalid `signature` in `thinking` block"),
         MESSAGES,
-        "messages.content is left out",
+        "messages.content is sent without thinking, redacted_thinking",
     ),
     "Anthropic: grammars": (anthropic("The compiled grammar is too large."), MESSAGES, "tools.strict is left out"),
     "Gemini: a list": (
