@@ -5,7 +5,7 @@ Pure: from the error's body and the body that was sent. The forms are rows of a 
 Rules:
 - The error's own parts are read in order: `param`, places, violations, the message, then an error inside the error. The
   first row that fits a part, and whose member was sent, counts.
-- A lesson takes nothing of what a request means (`members.has_meaning`): where the server refuses just that, it lacks
+- A lesson takes nothing of what a request means (`refused_members.has_meaning`): where the server refuses just that, it lacks
   something, which another server may have.
 - `in_doubt`: a value that no server is known to take: of a caller's own body his own fault.
 """
@@ -20,12 +20,13 @@ from typing import Any
 
 from backends.body_changes import BodyChange, ChangeKind, Scalar, changed, holds, meets, nearest, shown, values_at
 from backends.error_body import ErrorPart, error_parts
-from backends.lessons.members import has_meaning, label_of, member_path
-from backends.lessons.refusal_rows import Course, RefusalRow, table
+from backends.lessons.refused_members import has_meaning, label_of, member_path
+from backends.lessons.refusal_rows import Course, KnownRefusal, table
 
 _QUOTED = re.compile(r"'([^']{1,60})'|\"([^\"]{1,60})\"|`([^`]{1,60})`")
 _BARE = re.compile(r"[\w.-]{1,60}")
 _SENTENCE = re.compile(r"\.(?:\s|\Z)")
+_MOST_PARTS = 8  # of an error
 _MOST_VALUES = 20
 _MOST_MEMBERS = 8  # that one refusal names
 _WORDS = ("and", "or", "are", "is", "not", "values", "the")
@@ -70,7 +71,7 @@ UNREAD = Reading(RefusalVerdict.UNREAD)
 
 def read_refusal(body: bytes, sent: Mapping[str, Any]) -> Reading:
     """`sent`: the body that was refused, of which nested values may be `Raw`."""
-    for part in error_parts(body):
+    for part in error_parts(body)[:_MOST_PARTS]:
         for row in table().rows:
             if (matches := row.matches(part)) and (found := _read(row, part, matches, sent)) is not None:
                 return found
@@ -80,7 +81,7 @@ def read_refusal(body: bytes, sent: Mapping[str, Any]) -> Reading:
 _Matches = Sequence[re.Match[str] | None]
 
 
-def _read(row: RefusalRow, part: ErrorPart, matches: _Matches, sent: Mapping[str, Any]) -> Reading | None:
+def _read(row: KnownRefusal, part: ErrorPart, matches: _Matches, sent: Mapping[str, Any]) -> Reading | None:
     """None: the row fits, and nothing that it names was sent."""
     match row.course:
         case Course.UNREAD:
@@ -162,7 +163,7 @@ def _pair(match: re.Match[str] | None, sent: Mapping[str, Any]) -> Reading | Non
     return _mend(BodyChange(ChangeKind.LEAVE_OUT, second, beside=first, label=label_of(second)))
 
 
-def _left_out(row: RefusalRow, part: ErrorPart, matches: _Matches, sent: Mapping[str, Any]) -> Reading | None:
+def _left_out(row: KnownRefusal, part: ErrorPart, matches: _Matches, sent: Mapping[str, Any]) -> Reading | None:
     if row.beside and not meets(sent, row.beside):
         return None
     paths = [row.member, row.also] if row.member else []
@@ -178,7 +179,9 @@ def _left_out(row: RefusalRow, part: ErrorPart, matches: _Matches, sent: Mapping
     return _mend(*[BodyChange(ChangeKind.LEAVE_OUT, each, beside=beside, label=label_of(each)) for each in paths])
 
 
-def _replaced(row: RefusalRow, match: re.Match[str] | None, part: ErrorPart, sent: Mapping[str, Any]) -> Reading | None:
+def _replaced(
+    row: KnownRefusal, match: re.Match[str] | None, part: ErrorPart, sent: Mapping[str, Any]
+) -> Reading | None:
     path = row.member or _named(part, match, sent)
     if not path and (refused := _group(match, "v")):
         return Reading(RefusalVerdict.LACKS) if refused in _types(sent) else None

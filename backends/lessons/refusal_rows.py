@@ -15,6 +15,7 @@ import yaml
 from backends.error_body import ErrorPart
 
 FILE = Path(__file__).with_name("refusals.yaml")
+READ = 1000  # characters of an error's words
 _NOTHING = re.compile(r"(?!)")
 
 
@@ -33,7 +34,7 @@ class Course(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class RefusalRow:
+class KnownRefusal:
     course: Course
     words: re.Pattern[str]
     names: frozenset[str]
@@ -47,13 +48,13 @@ class RefusalRow:
 
     def matches(self, part: ErrorPart) -> list[re.Match[str] | None]:
         """The places of the words that fit; [None]: the names alone; []: the row does not fit."""
-        found: list[re.Match[str] | None] = [*self.words.finditer(part.words)]
+        found: list[re.Match[str] | None] = [*self.words.finditer(part.words[:READ])]
         return found or ([None] if not self.names.isdisjoint(part.names) else [])
 
 
 @dataclass(frozen=True, slots=True)
 class RefusalTable:
-    rows: tuple[RefusalRow, ...]
+    rows: tuple[KnownRefusal, ...]
     meaning: tuple[re.Pattern[str], ...]  # paths
     known: frozenset[str]
 
@@ -65,10 +66,10 @@ def table() -> RefusalTable:
     return RefusalTable(rows, tuple(map(_path_pattern, read["meaning"])), frozenset(read["known"]))
 
 
-def _row(row: dict[str, Any], quoted: str) -> RefusalRow:
+def _row(row: dict[str, Any], quoted: str) -> KnownRefusal:
     words = re.compile(row["words"].replace("{m}", quoted), re.IGNORECASE) if "words" in row else _NOTHING
     given = {name: row[name] for name in ("member", "to", "also", "beside", "pair", "once") if name in row}
-    return RefusalRow(Course(row["do"]), words, _names(row.get("names", ())), was=tuple(row.get("was", ())), **given)
+    return KnownRefusal(Course(row["do"]), words, _names(row.get("names", ())), was=tuple(row.get("was", ())), **given)
 
 
 def _names(names: Iterable[str]) -> frozenset[str]:
