@@ -20,8 +20,8 @@ from typing import Any
 
 from backends.body_changes import BodyChange, ChangeKind, Scalar, changed, holds, meets, nearest, shown, values_at
 from backends.error_body import ErrorPart, error_parts
-from backends.lessons.refused_members import has_meaning, label_of, member_path
 from backends.lessons.refusal_rows import Course, KnownRefusal, table
+from backends.lessons.refused_members import has_meaning, label_of, member_path
 
 _QUOTED = re.compile(r"'([^']{1,60})'|\"([^\"]{1,60})\"|`([^`]{1,60})`")
 _BARE = re.compile(r"[\w.-]{1,60}")

@@ -6,6 +6,7 @@ The words are those of models' documentation, SDKs and users' reports of 2026 (t
 from __future__ import annotations
 
 import json
+from time import perf_counter
 from typing import Any
 
 import pytest
@@ -482,3 +483,15 @@ def test_every_row_of_the_table_is_tried() -> None:
             used.update(place for place, row in enumerate(table().rows) if row.matches(part))
     left = [place for place in range(len(table().rows)) if place not in used]
     assert [table().rows[place].words.pattern for place in left] == []
+
+
+@pytest.mark.parametrize(
+    "token", ["a", "a.", "'a.b[c].d", 'unknown name "', "role ", "'loc': (", "{", "must be one of"]
+)
+def test_no_words_of_a_server_take_long_to_read(token: str) -> None:
+    """A server, or a caller whom a server quotes, writes the words: they are read in linear time, and not without end."""
+    words = (token * 2000)[:2000]
+    said = {"detail": [{"type": "x", "loc": ["body", "zzz"], "msg": words}] * 50}
+    began = perf_counter()
+    read_refusal(json.dumps(said).encode(), {"model": "m", "messages": [], "temperature": 1})
+    assert perf_counter() - began < 1.0  # 25 s with names of any length
