@@ -1,5 +1,5 @@
-"""Writes docs/record.md from `gateway.observe.record_columns` and the columns of the parts: `python scripts/record_page.py`. record_page.md beside
-this file is the template of the page."""
+"""Writes docs/record.md from `gateway.observe.record_columns` and the columns of the parts:
+`python scripts/record_page.py`. record_page.md beside this file is the template of the page."""
 
 from __future__ import annotations
 

@@ -5,8 +5,8 @@ Pure: from the error's body and the body that was sent. The forms are rows of a 
 Rules:
 - The error's own parts are read in order: `param`, places, violations, the message, then an error inside the error. The
   first row that fits a part, and whose member was sent, counts.
-- A lesson takes nothing of what a request means (`refused_members.has_meaning`): where the server refuses just that, it lacks
-  something, which another server may have.
+- A lesson takes nothing of what a request means (`refused_members.has_meaning`): where the server refuses just that,
+  it lacks something, which another server may have.
 - `in_doubt`: a value that no server is known to take: of a caller's own body his own fault.
 """
 

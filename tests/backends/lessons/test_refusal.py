@@ -489,7 +489,7 @@ def test_every_row_of_the_table_is_tried() -> None:
     "token", ["a", "a.", "'a.b[c].d", 'unknown name "', "role ", "'loc': (", "{", "must be one of"]
 )
 def test_no_words_of_a_server_take_long_to_read(token: str) -> None:
-    """A server, or a caller whom a server quotes, writes the words: they are read in linear time, and not without end."""
+    """A server, or a caller whom a server quotes, writes the words: reading takes linear time."""
     words = (token * 2000)[:2000]
     said = {"detail": [{"type": "x", "loc": ["body", "zzz"], "msg": words}] * 50}
     began = perf_counter()
