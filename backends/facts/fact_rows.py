@@ -19,7 +19,7 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml reads ten tim
 FACTS = frozenset(field.name for field in fields(Facts))
 _RULES = frozenset(field.name for field in fields(SchemaRules))
 Version = tuple[int, ...]
-_VERSION = r"(?P<v>\d{1,2}(?:[.-]\d{1,2}(?![\d]))?)(?!\d)"  # eight digits behind a name are a date
+_VERSION = r"(?P<v>\d{1,2}(?:[.-]\d{1,2}(?![\db]))?)(?!\d)"  # eight digits behind a name are a date, `8b` a size
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,29 @@ class ApiRow:
     over: Mapping[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class PriorRules:
+    """First tokens of models whose row has no `ttft`: the section `priors` of models.yaml, where each is explained."""
+
+    large_from: float
+    seconds: Mapping[str, tuple[float, float]]
+    hidden: Mapping[str, Mapping[str, float]]
+    names: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class TierRules:
+    """Choice of models by `up`: the section `tiers` of models.yaml, where each is explained. Texts are patterns."""
+
+    order: tuple[str, ...]
+    best: tuple[float, float]
+    fast: tuple[float, float]
+    leaving: int
+    previews: str
+    no_chat: str
+    embeddings: str
+
+
 def version(text: str) -> Version:
     return tuple(int(part) for part in re.split("[.-]", text))
 
@@ -68,6 +91,16 @@ def apis() -> Mapping[str, ApiRow]:
     for name, written in _read("apis.yaml")["apis"].items():
         rows[name] = _api_row(name, dict(written), rows)
     return rows
+
+
+@cache
+def prior_rules() -> PriorRules:
+    return msgspec.convert(_read("models.yaml")["priors"], PriorRules)
+
+
+@cache
+def tier_rules() -> TierRules:
+    return msgspec.convert(_read("models.yaml")["tiers"], TierRules)
 
 
 @cache

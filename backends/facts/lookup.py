@@ -10,20 +10,33 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import cache, lru_cache
+from math import inf
 from typing import Any
 
 import msgspec
 
-from backends.facts.fact_rows import FACTS, ApiRow, ModelRow, apis, families, schema_rules
+from backends.facts.fact_rows import FACTS, ApiRow, ModelRow, apis, families, schema_rules, version
 from backends.facts.model_facts import Facts, Sampling
 
-__all__ = ["Origin", "api_of", "facts_of", "model_row", "origins", "plain", "schema_rules", "with_overrides"]
+__all__ = [
+    "Origin",
+    "api_of",
+    "facts_of",
+    "is_own",
+    "model_row",
+    "origins",
+    "plain",
+    "schema_rules",
+    "version_of",
+    "with_overrides",
+]
 
 _PATH = re.compile(r".*/")  # vendors and resources: openai/, publishers/google/models/, accounts/fireworks/models/
 _REGION = re.compile(r"(?:(?:us|eu|ap|apac|au|ca|jp|sa|me|af|global|us-gov)\.)?[a-z0-9]+\.(?=[a-z])")  # of Bedrock
 _SUFFIX = re.compile(r"(?:@.*|:.*)$")  # a version of Vertex or Bedrock, a variant of OpenRouter, a tag of Ollama
 _TUNED = re.compile(r"^ft:")
 _POINT = re.compile(r"(?<=\d)p(?=\d)")  # Fireworks writes 5p3
+_NUMBER = re.compile(r"(?<![\d.])\d{1,2}(?:[.-]\d{1,2}(?!\d))?(?![\db])")  # neither a date nor a count of parameters
 _NOTHING_KNOWN = Facts()
 LIKE = "like"  # override with the name of the model whose row holds, as a deployment's name tells none
 
@@ -58,6 +71,21 @@ def model_row(api: str, model: str) -> ModelRow | None:
     """The first row that holds, of the families of the API."""
     name = plain(model)
     return next((row for row in _rows(api) if row.holds(name)), None)
+
+
+def is_own(api: str, model: str) -> bool:
+    """True where a row of the API's own family holds: an API that resells has none."""
+    row = model_row(api, model)
+    return row is not None and row.family == api
+
+
+def version_of(model: str) -> tuple[float, ...]:
+    """Numbers of the first version in a name; of an alias without one, `latest`, higher than all."""
+    name = plain(model)
+    found = _NUMBER.search(name)
+    if found is not None:
+        return version(found[0])
+    return (inf,) if name.endswith("latest") else ()
 
 
 @lru_cache(maxsize=4096)

@@ -17,10 +17,10 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from backends.catalog import KINDS, BackendKind
 from backends.facts.lookup import LIKE, api_of, model_row, with_overrides
 from backends.facts.model_facts import Facts
+from backends.facts.priors import prior_ttft
 from backends.http.tls_files import TlsFiles
 from backends.http.tunnel import ProxyAddress
 from backends.interface import BackendConfig
-from backends.server_profiles import prior_ttft
 from gateway.config import field_types as fields
 from gateway.config.config_errors import did_you_mean
 from gateway.config.endpoint_section import Discovered, EndpointAddress, EndpointSection
@@ -387,5 +387,5 @@ class PoolSection(Section):
             adapters=None if self.adapters is None else self.adapters.facts,
             requests_per_minute=self.requests_per_minute and self.requests_per_minute / processes,
             tokens_per_minute=self.tokens_per_minute and self.tokens_per_minute / processes,
-            prior_ttft=prior_ttft(self.backend, self.model),
+            prior_ttft=prior_ttft(self.api, self.accepts.get(LIKE, self.model)),
         )

@@ -15,6 +15,7 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from time import monotonic
 from typing import Any
@@ -29,10 +30,12 @@ from gateway.cli.live.live_facts import (
     PageFacts,
     TokenFacts,
     likely_urls,
+    read_ends,
     read_names,
     read_window,
     secrets_of,
 )
+from gateway.cli.live.sunsets import sunsets
 from gateway.cli.tables import aligned
 from gateway.config.config_errors import ConfigError
 from gateway.config.models import Config
@@ -110,6 +113,7 @@ def report(config: Config, found: Sequence[EndpointFacts]) -> tuple[list[str], l
         *(one for one in seen.values() if one),
         *findings.clock(found),
         *findings.windows(config, found),
+        *sunsets(config, found, datetime.now(UTC).date()),
         *late,
     ]
     warnings = [one.line for one in everything if not one.fault]
@@ -192,7 +196,7 @@ async def _list_models(live: LiveFleet, endpoint: Endpoint) -> ListingFacts:
     skew = _skew(reply)
     if 200 <= reply.status < 300 and (names := read_names(reply.body)) is not None:
         window = read_window(reply.body, [live.runtime.pools[endpoint.pool].model])
-        return ListingFacts(reply.status, names, skew=skew, window=window)
+        return ListingFacts(reply.status, names, skew=skew, window=window, ends=read_ends(reply.body))
     failure = None
     if not 200 <= reply.status < 300:
         failure = upstream.backend.failure(reply.status, reply.headers, reply.body)

@@ -8,7 +8,8 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import date
 from typing import Any
 
 import msgspec
@@ -35,6 +36,7 @@ class ListingFacts:
     certificate: str = ""  # the fault of the certificate, in OpenSSL's words
     skew: float | None = None  # s that the server's clock is ahead
     window: int | None = None  # tokens of context, as listed
+    ends: Mapping[str, date] = field(default_factory=dict)  # last days of models, as listed
     elsewhere: str = ""  # URL at which the API was found, where it is not at the configured one
 
 
@@ -107,6 +109,25 @@ def read_window(body: bytes, models: Collection[str]) -> int | None:
     reply: Any = msgspec.json.decode(body)
     entries = (reply.get("data") if isinstance(reply, dict) else reply) or []
     return least_window(entry for entry in entries if isinstance(entry, dict) and entry.get("id") in models)
+
+
+def read_ends(body: bytes) -> Mapping[str, date]:
+    """Days on which models end (`shutdown_date` of OpenAI), in a list that `read_names` can read."""
+    reply: Any = msgspec.json.decode(body)
+    entries = (reply.get("data") if isinstance(reply, dict) else reply) or []
+    told = {entry["id"]: entry.get("shutdown_date") for entry in entries if _has_name(entry)}
+    return {name: end for name, said in told.items() if (end := _day(said)) is not None}
+
+
+def _has_name(entry: Any) -> bool:
+    return isinstance(entry, dict) and isinstance(entry.get("id"), str)
+
+
+def _day(said: Any) -> date | None:
+    try:
+        return date.fromisoformat(said[:10]) if isinstance(said, str) else None
+    except ValueError:
+        return None
 
 
 def secrets_of(config: Config) -> tuple[str, ...]:

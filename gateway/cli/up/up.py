@@ -21,7 +21,8 @@ from gateway.cli.foreground import may_ask
 from gateway.cli.tables import aligned
 from gateway.cli.up.asking import TOKEN_TIME, ask, first_tokens
 from gateway.cli.up.known_servers import FoundServer, Reach, apis, local_servers
-from gateway.cli.up.written_config import config_text, named, tier_models
+from gateway.cli.up.tier_models import tier_models
+from gateway.cli.up.written_config import config_text, named
 from gateway.config.config_errors import ConfigError
 from gateway.config.loading import load, validated
 from gateway.config.models import Config

@@ -57,6 +57,7 @@ def test_one_model_has_one_row_at_every_host(api: str, model: str) -> None:
         ("gpt-7-somewhat", "openai gpt-{v} since 6"),
         ("gpt-5-mini", "openai gpt-{v}(-mini|-nano) since 5"),
         ("grok-9", "xai grok-{v} since 4.6"),
+        ("qwen3-8b", "qwen qwen-?{v} since 3"),
     ],
 )
 def test_a_version_has_the_newest_row_that_is_not_newer_than_itself(model: str, row: str) -> None:
