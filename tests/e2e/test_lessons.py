@@ -330,6 +330,36 @@ async def test_a_fault_of_the_caller_stays_a_400_at_one_attempt() -> None:
         assert (len(second.bodies), await lessons(gateway)) == (0, [])
 
 
+async def test_a_value_that_no_server_is_known_to_take_is_the_callers_fault() -> None:
+    """The nearest of the listed values is sent for one that other servers take, and for no other."""
+
+    def rule(target: str, body: Json) -> bytes | None:
+        words = "Unsupported value: 'reasoning_effort' does not support this. Supported values are: 'low' and 'high'."
+        is_known = body.get("reasoning_effort") in ("low", "high")
+        return None if is_known else openai(words, "reasoning_effort", "unsupported_value")
+
+    async with (
+        Verifying(rule) as first,
+        Verifying(never) as second,
+        served(("compatible", first), ("compatible", second), max_attempts=2) as (_, caller),
+    ):
+        assert (await ask(caller, reasoning_effort="banana"))[0] == 400
+        assert (len(first.bodies), len(second.bodies)) == (1, 0)
+        assert (await ask(caller, reasoning_effort="max"))[0] == 200
+        assert [each["reasoning_effort"] for each in first.bodies] == ["banana", "max", "high"]
+
+
+async def test_a_server_is_not_asked_for_the_same_again() -> None:
+    """It wants reasoning back, and the history has none."""
+
+    def rule(target: str, body: Json) -> bytes | None:
+        return openai("reasoning_content is missing in assistant message at index 1")
+
+    async with Verifying(rule) as server, served(("compatible", server)) as (_, caller):
+        assert (await ask(caller))[0] == 400
+        assert len(server.bodies) == 1
+
+
 # --------------------------------------------------------------------------- who learns from whom
 
 

@@ -201,11 +201,8 @@ class LessonsPart(Part):
             return self._mended(routed, wire, lesson, form)
         for place, failed in _unproven(self._book, routed, wire):
             self._book.failed(place, routed.request.caller, failed)
-        return (
-            Remedy.NONE
-            if is_own and reading.verdict in (RefusalVerdict.MERITS, RefusalVerdict.UNREAD)
-            else Remedy.ELSEWHERE
-        )
+        is_final = is_own and (reading.in_doubt or reading.verdict in ON_ITS_MERITS)
+        return Remedy.NONE if is_final else Remedy.ELSEWHERE
 
     def _other_form(self, routed: RoutedRequest, wire: WireAttempt, lesson: Lesson) -> TaughtForm | None:
         """None: the server would get the same once more."""
@@ -245,7 +242,7 @@ class LessonsPart(Part):
     def ended(self, ask: Ask, race: Race) -> None:
         """An answer to a body that was changed before it was sent proves a lesson, too."""
         wire = race.winner
-        if wire is not None and wire.attempt.kind is not AttemptKind.MENDED:
+        if self._book and wire is not None and wire.attempt.kind is not AttemptKind.MENDED:
             self.answered(race.routed, wire)
 
 
