@@ -9,8 +9,9 @@ Rules:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -23,6 +24,8 @@ Scalar = str | int | float | bool | None
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max", "ultra")  # in order
 SYSTEM, USER = "system", "user"
 
+_LONGEST = 64  # characters of a path in a header
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")  # there
 _object = msgspec.json.Decoder(dict[str, Raw]).decode
 _array = msgspec.json.Decoder(list[Raw]).decode
 _decode = msgspec.json.Decoder().decode
@@ -32,13 +35,16 @@ class ChangeKind(Enum):
     LEAVE_OUT = "left out"
     RENAME = "renamed"
     REPLACE = "replaced"  # a value that is not accepted, by one that is
+    PARTS = "parts left out"  # elements of an array, of the types in `values`
+    RETURN = "returned"  # reasoning of earlier turns, which the server wants back
     FOLD = "folded"  # system messages: the leading ones into one, later ones into the user's turns
 
 
 @dataclass(frozen=True, slots=True)
 class BodyChange:
     """`to`: the other name of RENAME. `was`: of REPLACE, the value that is not accepted; empty: whatever is not listed
-    in `values`, of which the nearest takes its place. `beside`: path of a member, without which nothing is changed."""
+    in `values`, of which the nearest takes its place. `beside`: path of a member, without which nothing is changed, and
+    values of the member, as in `thinking.type=enabled|adaptive`; without values: any. `label`: of a metric."""
 
     kind: ChangeKind
     path: str
@@ -46,27 +52,55 @@ class BodyChange:
     was: str = ""
     values: tuple[Scalar, ...] = ()
     beside: str = ""
+    label: str = field(default="other", compare=False)
+
+    @property
+    def loses(self) -> bool:
+        """Something that was asked for does not reach the server."""
+        return self.kind not in (ChangeKind.RENAME, ChangeKind.RETURN)
 
 
 def changed(body: Mapping[str, Any], changes: Iterable[BodyChange]) -> Json:
     """The body with all changes, in their order."""
     found = dict(body)
     for change in changes:
-        if not change.beside or holds(found, change.beside):
+        if not change.beside or meets(found, change.beside):
             found = _ACTS[change.kind](found, change)
     return found
 
 
 def holds(body: Mapping[str, Any], path: str) -> bool:
     """The path leads to a member of the body."""
-    met: list[None] = []
+    return bool(values_at(body, path))
+
+
+def meets(body: Mapping[str, Any], condition: str) -> bool:
+    """Of the form of `BodyChange.beside`."""
+    path, _, values = condition.partition("=")
+    return not {*values.split("|")}.isdisjoint(map(str, values_at(body, path))) if values else holds(body, path)
+
+
+def values_at(body: Mapping[str, Any], path: str) -> list[Any]:
+    """All values at the path, one level opened."""
+    met: list[Any] = []
 
     def note(holder: Json, name: str) -> Json:
-        met.append(None)
+        met.append(opened(holder[name]))
         return holder
 
     _walk(dict(body), path.split("."), note)
-    return bool(met)
+    return met
+
+
+def told(changes: Iterable[BodyChange], body: Mapping[str, Any]) -> dict[str, str]:
+    """Paths of the body that changes take something of, with the label of a metric."""
+    lost = [each for each in changes if each.loses and changed(body, (each,)) != body]
+    return {shown(each.label if each.kind is ChangeKind.FOLD else each.path): each.label for each in lost}
+
+
+def shown(path: str) -> str:
+    """A path for headers and people: callers write names of members."""
+    return _UNSAFE.sub("_", path[:_LONGEST])
 
 
 def opened(value: Any) -> Any:
@@ -100,12 +134,19 @@ def _without(holder: Json, name: str) -> Json:
 
 
 def _rename(body: Json, change: BodyChange) -> Json:
-    """Of two spellings in one object, the one that the server knows counts."""
+    """Of two spellings in one object, the one that the server knows counts. A dotted name is a place in the body."""
 
     def act(holder: Json, name: str) -> Json:
         return {**_without(holder, name), change.to: holder.get(change.to, holder[name])}
 
-    return _acted(body, change.path, act)
+    if "." not in change.to:
+        return _acted(body, change.path, act)
+    found = next(iter(values_at(body, change.path)), None)
+    outer, _, inner = change.to.partition(".")
+    room = opened(body.get(outer)) or {}
+    if found is None or not isinstance(room, dict):
+        return body
+    return {**_leave_out(body, change), outer: {inner: found, **room}}
 
 
 def _replace(body: Json, change: BodyChange) -> Json:
@@ -119,6 +160,29 @@ def _replace(body: Json, change: BodyChange) -> Json:
         return _without(holder, name) if near is None else {**holder, name: near}
 
     return _acted(body, change.path, act)
+
+
+def _parts(body: Json, change: BodyChange) -> Json:
+    """A message that would be empty stays as it is."""
+
+    def act(holder: Json, name: str) -> Json:
+        parts = opened(holder[name])
+        if not isinstance(parts, list):
+            return holder
+        kept = [each for each in parts if _type(each) not in change.values]
+        return holder if len(kept) == len(parts) or not kept else {**holder, name: kept}
+
+    return _acted(body, change.path, act)
+
+
+def _type(part: Any) -> Any:
+    found = opened(part)
+    return opened(found.get("type")) if isinstance(found, dict) else None
+
+
+def _unchanged(body: Json, change: BodyChange) -> Json:
+    """The reasoning is not in the body: another body is made."""
+    return body
 
 
 def _fold(body: Json, change: BodyChange) -> Json:
@@ -166,6 +230,8 @@ _ACTS: Mapping[ChangeKind, Callable[[Json, BodyChange], Json]] = {
     ChangeKind.LEAVE_OUT: _leave_out,
     ChangeKind.RENAME: _rename,
     ChangeKind.REPLACE: _replace,
+    ChangeKind.PARTS: _parts,
+    ChangeKind.RETURN: _unchanged,
     ChangeKind.FOLD: _fold,
 }
 

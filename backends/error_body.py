@@ -9,6 +9,7 @@ Rules:
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -139,3 +140,76 @@ def _is_short(value: Any) -> bool:
 def _text(value: Any) -> str:
     """Text of a member; LiteLLM writes absence as `None`."""
     return value[:MESSAGE_LIMIT] if isinstance(value, str) and value != "None" else ""
+
+
+# --------------------------------------------------------------------------- parts of an error
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorPart:
+    """A complaint within an error. `member`: path that the error itself gives, in its own spelling; empty: none."""
+
+    member: str
+    words: str
+    names: frozenset[str]
+
+
+_MOST_INSIDE = 2  # errors inside of one another that are read
+_LOC = re.compile(
+    r"'type': '(?P<type>\w{1,60})', 'loc': \((?P<loc>[^()]{1,300})\), "
+    r"'msg': (?P<quote>['\"])(?P<msg>.{1,400}?)(?P=quote)[,}]"
+)
+_LOC_NAME = re.compile(r"'([^']{1,100})'|(\d{1,6})")
+
+
+def error_parts(body: bytes) -> list[ErrorPart]:
+    """The complaints of an error reply, those that name a member of their own first, then those of an error inside."""
+    try:
+        return _parts(json.loads(body), _MOST_INSIDE)
+    except (ValueError, RecursionError):
+        return []
+
+
+def _parts(reply: Any, inside: int) -> list[ErrorPart]:
+    if isinstance(reply, list):
+        reply = reply[0] if reply else None
+    said = read_error(reply)
+    parts = [ErrorPart(said.param, said.words, said.names)] if said.param else []
+    parts += _located(reply)
+    parts += [
+        ErrorPart(_name_of(found["loc"]), found["msg"], frozenset({found["type"]}))
+        for found in _LOC.finditer(said.message)
+    ]
+    for text in (said.inner, said.message) if inside else ():
+        if (begin := text.find("{")) >= 0:
+            parts += _inside(text[begin:], inside - 1)
+    return [*parts, ErrorPart("", said.words, said.names)] if said.message else parts
+
+
+def _inside(text: str, inside: int) -> list[ErrorPart]:
+    try:
+        found, _ = json.JSONDecoder().raw_decode(text)
+    except (ValueError, RecursionError):
+        return []
+    return _parts(found, inside)
+
+
+def _located(reply: Any) -> list[ErrorPart]:
+    """The entries `{type, loc, msg}` of FastAPI and Mistral, and the violations of google.rpc."""
+    if not isinstance(reply, Mapping):
+        return []
+    error = reply.get("error")
+    holders = [each for each in (reply, error, reply.get("message")) if isinstance(each, Mapping)]
+    entries = [entry for holder in holders for entry in _entries(holder.get("detail"))]
+    found = [
+        ErrorPart(_place(entry["loc"]), _word(entry.get("msg", "")), frozenset({_text(entry.get("type"))}))
+        for entry in entries
+        if entry.get("loc")
+    ]
+    details = [each for holder in holders for each in _entries(holder.get("details"))]
+    violations = [each for detail in details for each in _entries(detail.get("fieldViolations"))]
+    return found + [ErrorPart("", _text(each.get("description")), frozenset()) for each in violations]
+
+
+def _name_of(loc: str) -> str:
+    return ".".join(found[1] or found[2] for found in _LOC_NAME.finditer(loc))

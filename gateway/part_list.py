@@ -15,6 +15,7 @@ from gateway.parts.escalation.answer_quality import Escalations
 from gateway.parts.keys.part import KeysPart
 from gateway.parts.kv_events.part import KvEventsPart
 from gateway.parts.learned.part import LearnedPart
+from gateway.parts.lessons.part import LessonsPart
 from gateway.parts.origins.part import Origins
 from gateway.parts.picker.part import PickerPart
 from gateway.parts.quotas.quotas import Admission
@@ -49,6 +50,7 @@ PARTS: tuple[Callable[[Core], Part], ...] = (  # in the order of their starts, a
     Comments,
     CountReplies,
     AnswerCache,
+    LessonsPart,
     lambda core: Rescues(core.fleet, core.dispatcher.run),
     lambda core: Escalations(core.runtime.current),
     StoredPaths,

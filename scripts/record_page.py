@@ -1,5 +1,5 @@
-"""Writes docs/record.md from `gateway.observe.record_columns`: `python scripts/record_page.py`. record_page.md beside
-this file is the template of the page."""
+"""Writes docs/record.md from `gateway.observe.record_columns` and the columns of the parts:
+`python scripts/record_page.py`. record_page.md beside this file is the template of the page."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ sys.path.insert(0, str(ROOT))
 
 from gateway.observe.columns import Column  # noqa: E402
 from gateway.observe.record_columns import ATTEMPT, GROUPS  # noqa: E402
+from gateway.part_list import PARTS  # noqa: E402
 
 PAGE = ROOT / "docs/record.md"
 
 
 def page() -> str:
-    groups = "\n\n".join(f"## {name}\n\n" + "\n".join(table(columns)) for name, columns in GROUPS.items())
+    own = [column for part in PARTS for column in getattr(part, "columns", ())]
+    named = {**GROUPS, "Other parts": (*GROUPS["Other parts"], *own)}
+    groups = "\n\n".join(f"## {name}\n\n" + "\n".join(table(columns)) for name, columns in named.items())
     template = Path(__file__).with_suffix(".md").read_text("utf-8")
     return template.replace("{{groups}}", groups).replace("{{attempts}}", "\n".join(table(ATTEMPT)))
 

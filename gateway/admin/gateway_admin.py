@@ -73,6 +73,7 @@ class GatewayAdmin:
     on_screen: Histogram  # TTFT reported by callers, by route
     stored_keys: Callable[[], Sequence[Key]] = tuple  # as this process knows them
     map_prefixes: Callable[[float], Sequence[Mapping[str, Any]]] = lambda now: ()  # the hottest, by endpoint
+    pool_members: Callable[[str], Mapping[str, Any]] = lambda pool: {}  # more members of a pool's rows in GET /fleet
     reload: Callable[[], Awaitable[web.Response]] = no_source
     stats: bytes = b""  # the last answer of /routes
     stats_at: float = 0.0  # monotonic time of `stats`
@@ -135,6 +136,7 @@ class GatewayAdmin:
                 **endpoint_view(fleet.view.statistics(endpoint, now), now),
                 "held": held.get(endpoint, []),
                 **bounds.get(endpoint, {"bound": None, "pool_bound": None}),
+                **self.pool_members(fleet.view.pool_of(endpoint)),
             }
             for endpoint in loads
         ]

@@ -111,17 +111,20 @@ class OperationFit:
         if (pool, request.operation) not in self.served:
             self._note(self.lacking.setdefault((pool, request.operation), {}), request.caller)
         server = self._server(pool, servers, request.caller, without=request.operation)
-        steps = self.bodies.steps(request, server)
-        if steps is None:
+        if (body := self.made_for(server, request, route)) is None:
             return False
-        has_state = self.holds_state(request.operation, encode(request.body))
-        try:
-            body = self._made(request, steps, route, server, has_state)
-        except SHAPE_ERRORS:
-            return False
-        assert body is not None  # it is translated
         request.translated = {**request.translated, pool: body}
         return True
+
+    def made_for(self, server: Server, request: InferenceRequest, route: Route) -> TranslatedBody | None:
+        """The body for one kind of server; None: it is the caller's own, or none can be made."""
+        if (steps := self.bodies.steps(request, server)) is None:
+            return None
+        has_state = self.holds_state(request.operation, encode(request.body))
+        try:
+            return self._made(request, steps, route, server, has_state)
+        except SHAPE_ERRORS:
+            return None
 
     def _made(
         self, request: InferenceRequest, steps: Steps, route: Route, server: Server, has_state: bool

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from backends.body_changes import told
 from gateway.observe.part_notes import LEFT_OUT
 from gateway.observe.record import AttemptRecord
 from gateway.upstream.answer_hooks import Rest
@@ -17,6 +18,8 @@ def note_won(routed: RoutedRequest, wire: WireAttempt, first_in: float) -> None:
     times, model, pool = wire.times, wire.request.model, wire.attempt.candidate.endpoint.pool
     if (translated := routed.request.translated.get(pool)) is not None:
         LEFT_OUT.put(routed.timeline.record, translated.left_out)
+    if wire.request.changes and (changed := told(wire.request.changes, wire.request.body)):
+        LEFT_OUT.put(routed.timeline.record, {**LEFT_OUT.of(routed.timeline.record), **changed})
     if lost := routed.request.withheld + wire.upstream.backend.lost(wire.request):
         found = LEFT_OUT.of(routed.timeline.record)
         LEFT_OUT.put(routed.timeline.record, {**found, **{member: member for member in lost}})

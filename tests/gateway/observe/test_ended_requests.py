@@ -27,6 +27,7 @@ from gateway.observe.metrics.request_metrics import RequestMetrics, ServedLabels
 from gateway.observe.part_notes import CACHE, HIT, LEFT_OUT, MISS, RESCUE, SHORTCOMING, SIGHT, TAGS, AnswerSight
 from gateway.observe.prefix_doctor import PrefixDoctor
 from gateway.observe.record import AttemptRecord, Record, RequestOutcome, Stage, TokenGaps
+from gateway.observe.record_columns import GROUPS, RECORD
 from gateway.observe.recorder import Recorder
 from gateway.observe.timeline import RequestTimeline
 from gateway.observe.trace_context import Trace
@@ -317,8 +318,12 @@ async def shown() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def now() -> dict[str, Any]:
-    return asyncio.run(shown())
+def now() -> Iterator[dict[str, Any]]:
+    """Without the columns of parts, which a gateway of another test may have added."""
+    before, RECORD.all = RECORD.all, ()
+    RECORD.add(column for group in GROUPS.values() for column in group)
+    yield asyncio.run(shown())
+    RECORD.add(before)
 
 
 @pytest.mark.parametrize("name", LIVES)

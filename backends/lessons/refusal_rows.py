@@ -1,0 +1,80 @@
+"""The table of known refusals, `refusals.yaml`, read once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from backends.error_body import ErrorPart
+
+FILE = Path(__file__).with_name("refusals.yaml")
+READ = 1000  # characters of an error's words
+_NOTHING = re.compile(r"(?!)")
+
+
+class Course(Enum):
+    UNREAD = "unread"
+    MERITS = "merits"
+    LACKS = "lacks"
+    LEAVE_OUT = "leave_out"
+    RENAME = "rename"
+    REPLACE = "replace"
+    ROLE = "role"
+    FOLD = "fold"
+    PARTS = "parts"
+    RETURN = "return"
+    OPERATION = "operation"
+
+
+@dataclass(frozen=True, slots=True)
+class KnownRefusal:
+    course: Course
+    words: re.Pattern[str]
+    names: frozenset[str]
+    member: str = ""
+    to: str = ""
+    also: str = ""
+    beside: str = ""
+    was: tuple[str, ...] = ()
+    pair: bool = False  # m and x do not go together
+    once: bool = False
+
+    def matches(self, part: ErrorPart) -> list[re.Match[str] | None]:
+        """The places of the words that fit; [None]: the names alone; []: the row does not fit."""
+        found: list[re.Match[str] | None] = [*self.words.finditer(part.words[:READ])]
+        return found or ([None] if not self.names.isdisjoint(part.names) else [])
+
+
+@dataclass(frozen=True, slots=True)
+class RefusalTable:
+    rows: tuple[KnownRefusal, ...]
+    meaning: tuple[re.Pattern[str], ...]  # paths
+    known: frozenset[str]
+
+
+@cache
+def table() -> RefusalTable:
+    read = yaml.safe_load(FILE.read_text("utf-8"))
+    rows = tuple(_row(each, read["quoted"]) for each in read["rows"])
+    return RefusalTable(rows, tuple(map(_path_pattern, read["meaning"])), frozenset(read["known"]))
+
+
+def _row(row: dict[str, Any], quoted: str) -> KnownRefusal:
+    words = re.compile(row["words"].replace("{m}", quoted), re.IGNORECASE) if "words" in row else _NOTHING
+    given = {name: row[name] for name in ("member", "to", "also", "beside", "pair", "once") if name in row}
+    return KnownRefusal(Course(row["do"]), words, _names(row.get("names", ())), was=tuple(row.get("was", ())), **given)
+
+
+def _names(names: Iterable[str]) -> frozenset[str]:
+    return frozenset(names)
+
+
+def _path_pattern(path: str) -> re.Pattern[str]:
+    return re.compile(path.replace(".", r"\.").replace("**", "ANY").replace("*", r"[^.]+").replace("ANY", ".+"))

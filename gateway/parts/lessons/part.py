@@ -1,0 +1,313 @@
+"""Learns from refusals of requests (400, 422) what servers do not take, and asks them in another form.
+
+Rules:
+- A refusal that names a member, a value, a role or a form is mended once for a request and an endpoint: the endpoint is
+  asked again, beside `max_attempts`, in the form that the table of refusals has for it (`backends.lessons`).
+- The lesson is remembered by pool, model and operation (`policies.lessons.lesson_book`), and bodies are changed before
+  they are sent from then on, for those callers for whom it counts.
+- A caller's own body that a server refuses on its merits is refused. A body that the gateway has translated or changed,
+  or a member that the gateway has added, is no such body: another pool is asked, and one is where the server lacks
+  what the request means.
+- What a server does not get of a request is told in x-firsttoken-left-out; the Record has the lessons.
+- Each process learns for itself.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from time import monotonic
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from backends.body_changes import BodyChange, ChangeKind, holds, meets
+from backends.facts.model_facts import Facts, Reasoning
+from backends.interface import FailureKind, Operation
+from backends.lessons.refusal import Lesson, Reading, RefusalVerdict, read_refusal
+from gateway.api.fitted_bodies import Server
+from gateway.api.inference_request import InferenceRequest, TranslatedBody
+from gateway.api.operation_fit import Servers
+from gateway.core.hooks import NO_HOOKS, Ask, Hooks, RoutePlan
+from gateway.core.part import Part
+from gateway.observe.columns import Column, Note
+from gateway.observe.record import Record
+from gateway.upstream.answer_hooks import Remedy
+from gateway.upstream.attempt import WireAttempt
+from gateway.upstream.race import Race
+from gateway.upstream.routed_request import RoutedRequest, header_safe
+from gateway.wiring import Core
+from policies.lessons.lesson_book import KnownLesson, LessonBook, Place
+from policies.routes.route import Route
+from policies.types import AttemptKind
+
+log = logging.getLogger("firsttoken")
+
+TAUGHT = (Operation.CHAT, Operation.COMPLETION, Operation.MESSAGES, Operation.RESPONSES)
+ON_ITS_MERITS = (RefusalVerdict.MERITS, RefusalVerdict.UNREAD)  # of a caller's own body
+MOST_FACTS = 512  # of models whose reasoning is returned
+_REASONING = b'"reasoning'
+_members = msgspec.json.Decoder(dict[str, Raw]).decode
+
+
+Applied = tuple[Place, Lesson]  # where a lesson was learned, and the lesson
+
+
+@dataclass(slots=True)
+class AppliedLessons:
+    """Lessons by which the bodies of a request are changed, by pool. `mended`: endpoints that were asked again."""
+
+    by_pool: dict[str, tuple[Applied, ...]] = field(default_factory=dict)
+    mended: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class TaughtForm:
+    """A form in which a pool is asked. `body`: another one; None: that of the request."""
+
+    lessons: tuple[Applied, ...]
+    body: TranslatedBody | None = None
+
+    @property
+    def changes(self) -> tuple[BodyChange, ...]:
+        return tuple(change for _, lesson in self.lessons for change in lesson.changes)
+
+    def put(self, request: InferenceRequest, record: Record, pool: str) -> None:
+        """The pool is asked in this form from here on."""
+        request.changes = {**request.changes, pool: self.changes}
+        if self.body is not None:
+            request.translated = {**request.translated, pool: self.body}
+        if (applied := APPLIED.of(record)) is None:
+            APPLIED.put(record, applied := AppliedLessons())
+        applied.by_pool[pool] = self.lessons
+
+
+APPLIED = Note[AppliedLessons | None](None)
+
+
+def _applied_at(record: Record, pool: str) -> tuple[Applied, ...]:
+    applied = APPLIED.of(record)
+    return () if applied is None else applied.by_pool.get(pool, ())
+
+
+def _told(record: Record) -> list[str]:
+    return [str(lesson) for _, lesson in _applied_at(record, record.endpoint.pool)]
+
+
+class LessonsPart(Part):
+    columns = (Column("lessons", "", _told, "of refusals, by which the request was changed for the last pool asked"),)
+
+    def __init__(self, core: Core) -> None:
+        self._runtime = core.runtime
+        self._operations = core.dispatcher.operations
+        self._book: LessonBook[Lesson] = LessonBook()
+        self._returned: dict[int, tuple[Facts, Facts]] = {}
+        self._sections = core.config.pools
+        core.admin.pool_members = self.members
+
+    def on(self, plan: RoutePlan) -> Hooks:
+        return Hooks(fit=self.fit, mend=self, ended=self.ended) if plan.operation in TAUGHT else NO_HOOKS
+
+    def reload(self) -> None:
+        """Forget pools that are gone, or changed: their servers may be others."""
+        before, self._sections = self._sections, self._runtime.current.config.pools
+        self._book.keep(lambda pool: pool in before and before[pool] == self._sections.get(pool))
+
+    def members(self, pool: str) -> Mapping[str, Any]:
+        """Of the endpoints of the pool in GET /fleet."""
+        return {"lessons": [_lesson_view(each) for each in self._book.known(pool, monotonic())]}
+
+    # -- before the attempts ----------------------------------------------------------------
+
+    def fit(self, ask: Ask) -> None:
+        """Change what pools are sent by the lessons that count for the caller."""
+        request, record = ask.request, ask.timeline.record
+        if request.changes:  # of the configuration before a reload
+            request.changes = {}
+            APPLIED.take(record)
+        if not self._book:
+            return
+        for pool in ask.route.pools:
+            model = ask.named.model or ask.route.adapters.get(pool, ask.runtime.pools[pool].model)
+            place = Place(pool, model, _spoken(request, pool).value)
+            form = self._form(request, ask.route, ask.runtime.servers(ask.named.model), place)
+            if form.lessons:
+                form.put(request, record, pool)
+
+    def _form(self, request: InferenceRequest, route: Route, servers: Servers, place: Place) -> TaughtForm:
+        found = self._counting(request, place)
+        sent = _body(request, place.pool)
+        for lesson in (each for _, each in found if each.operation and meets(sent, each.beside)):
+            if (form := self._form_elsewhere(request, route, servers, place, lesson)) is not None:
+                return form
+        lessons = _of_bodies(found)
+        body = self._body_of(request, route, servers, place.pool, _spoken(request, place.pool), lessons)
+        return TaughtForm(lessons, body)
+
+    def _form_elsewhere(
+        self, request: InferenceRequest, route: Route, servers: Servers, place: Place, lesson: Lesson
+    ) -> TaughtForm | None:
+        """The body for another operation of the pool; None: its servers have none, or it cannot be expressed there."""
+        spoken = servers.native.get(place.pool, ())
+        wanted = next((each for each in spoken if each.value == lesson.operation), None)
+        if wanted is None:
+            return None
+        there = _of_bodies(self._counting(request, replace(place, operation=wanted.value)))
+        body = self._body_of(request, route, servers, place.pool, wanted, there)
+        return None if body is None else TaughtForm(((place, lesson), *there), body)
+
+    def _body_of(
+        self,
+        request: InferenceRequest,
+        route: Route,
+        servers: Servers,
+        pool: str,
+        operation: Operation,
+        lessons: Sequence[Applied],
+    ) -> TranslatedBody | None:
+        """A body by other facts, or of another operation; None: that of the request stays."""
+        facts = servers.facts(pool)
+        if returns := any(change.kind is ChangeKind.RETURN for _, each in lessons for change in each.changes):
+            facts = self._returning(facts)
+        if not returns and operation is _spoken(request, pool):
+            return None
+        server = Server(frozenset({operation}), facts, servers.makers.get(pool, ""))
+        return self._operations.made_for(server, request, route)
+
+    def _returning(self, facts: Facts) -> Facts:
+        """The facts of a server that wants reasoning back: one object for each, by which plans are known."""
+        if (known := self._returned.get(id(facts))) is not None and known[0] is facts:
+            return known[1]
+        if len(self._returned) >= MOST_FACTS:
+            self._returned.clear()
+        self._returned[id(facts)] = facts, (found := replace(facts, reasoning=Reasoning.RETURNED))
+        return found
+
+    def _counting(self, request: InferenceRequest, place: Place) -> Sequence[Applied]:
+        return [(place, lesson) for lesson in self._book.of(place, request.caller, monotonic())]
+
+    # -- refusals ---------------------------------------------------------------------------
+
+    def refused(self, routed: RoutedRequest, wire: WireAttempt) -> Remedy:
+        if wire.failure is None or wire.failure.kind is not FailureKind.CLIENT:
+            return Remedy.NONE
+        reading = read_refusal(wire.refusal, _members(wire.call.body))
+        is_own = _is_own(routed, wire, reading)
+        lesson = None if reading.in_doubt and is_own else reading.lesson
+        form = None if lesson is None else self._other_form(routed, wire, lesson)
+        if lesson is not None and form is not None:
+            return self._mended(routed, wire, lesson, form)
+        for place, failed in _unproven(self._book, routed, wire):
+            self._book.failed(place, routed.request.caller, failed)
+        is_final = is_own and (reading.in_doubt or reading.verdict in ON_ITS_MERITS)
+        return Remedy.NONE if is_final else Remedy.ELSEWHERE
+
+    def _other_form(self, routed: RoutedRequest, wire: WireAttempt, lesson: Lesson) -> TaughtForm | None:
+        """None: the server would get the same once more."""
+        place, request = _place(wire), routed.request
+        if lesson.operation:
+            if lesson.operation == place.operation:
+                return None
+            return self._form_elsewhere(request, routed.route, routed.servers, place, lesson)
+        applied = _applied_at(routed.timeline.record, place.pool)
+        lessons = (*(each for each in applied if each[1] != lesson), (place, lesson))
+        operation = wire.request.operation
+        form = TaughtForm(lessons, self._body_of(request, routed.route, routed.servers, place.pool, operation, lessons))
+        return None if _written(wire, form) == wire.call.body else form
+
+    def _mended(self, routed: RoutedRequest, wire: WireAttempt, lesson: Lesson, form: TaughtForm) -> Remedy:
+        """Remember the lesson. The endpoint is asked again, once."""
+        record, endpoint, place = routed.timeline.record, wire.attempt.candidate.endpoint, _place(wire)
+        if not lesson.once:
+            log.info("pool %s refuses a request for %s: %s", place.pool, header_safe(place.model), lesson)
+            self._book.refused(place, routed.request.caller, lesson, monotonic())
+        applied = APPLIED.of(record)
+        if applied is not None and endpoint.id in applied.mended:
+            return Remedy.ELSEWHERE
+        form.put(routed.request, record, place.pool)
+        found = APPLIED.of(record)
+        assert found is not None
+        found.mended.add(endpoint.id)
+        return Remedy.AGAIN
+
+    # -- answers ----------------------------------------------------------------------------
+
+    def answered(self, routed: RoutedRequest, wire: WireAttempt) -> None:
+        now = monotonic()
+        for place, lesson in _unproven(self._book, routed, wire):
+            self._book.answered(place, routed.request.caller, lesson, now)
+
+    def ended(self, ask: Ask, race: Race) -> None:
+        """An answer to a body that was changed before it was sent proves a lesson, too."""
+        wire = race.winner
+        if self._book and wire is not None and wire.attempt.kind is not AttemptKind.MENDED:
+            self.answered(race.routed, wire)
+
+
+# --------------------------------------------------------------------------- attempts
+
+
+def _is_own(routed: RoutedRequest, wire: WireAttempt, reading: Reading) -> bool:
+    """The refused body is the caller's, and so is the refused member."""
+    pool = wire.attempt.candidate.endpoint.pool
+    if pool in routed.request.translated or _applied_at(routed.timeline.record, pool):
+        return False
+    return not reading.member or holds(wire.request.body, reading.member)
+
+
+def _unproven(book: LessonBook[Lesson], routed: RoutedRequest, wire: WireAttempt) -> list[Applied]:
+    """Lessons on trial by which the body of the attempt differs."""
+    applied = _applied_at(routed.timeline.record, wire.attempt.candidate.endpoint.pool)
+    caller = routed.request.caller
+    return [(place, one) for place, one in applied if book.is_on_trial(place, caller, one) and _alters(wire, one)]
+
+
+def _alters(wire: WireAttempt, lesson: Lesson) -> bool:
+    request, changes = wire.request, {*lesson.changes}
+    if lesson.operation:
+        return request.operation.value == lesson.operation
+    if any(each.kind is ChangeKind.RETURN for each in changes):
+        return _REASONING in wire.call.body
+    others = tuple(each for each in request.changes if each not in changes)
+    if len(others) == len(request.changes):
+        return False
+    return wire.upstream.backend.call(replace(request, changes=others)).body != wire.call.body
+
+
+def _written(wire: WireAttempt, form: TaughtForm) -> bytes:
+    """The body that the server would get in another form."""
+    body = wire.request.body if form.body is None else form.body.body
+    return wire.upstream.backend.call(replace(wire.request, body=body, changes=form.changes)).body
+
+
+def _place(wire: WireAttempt) -> Place:
+    return Place(wire.attempt.candidate.endpoint.pool, wire.request.model, wire.request.operation.value)
+
+
+# --------------------------------------------------------------------------- requests
+
+
+def _spoken(request: InferenceRequest, pool: str) -> Operation:
+    translated = request.translated.get(pool)
+    return request.operation if translated is None else translated.operation
+
+
+def _body(request: InferenceRequest, pool: str) -> Mapping[str, Any]:
+    translated = request.translated.get(pool)
+    return request.body if translated is None else translated.body
+
+
+def _of_bodies(found: Iterable[Applied]) -> tuple[Applied, ...]:
+    return tuple(each for each in found if not each[1].operation)
+
+
+def _lesson_view(known: KnownLesson[Lesson]) -> dict[str, Any]:
+    return {
+        "model": known.place.model,
+        "operation": known.place.operation,
+        "lesson": str(known.lesson),
+        "callers": known.callers or "all",
+        "left_s": round(known.left),
+    }

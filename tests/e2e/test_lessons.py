@@ -1,0 +1,419 @@
+"""Servers that refuse a form of a request, in the providers' words: asked again in another form, which is remembered.
+
+A refusal of what the caller means, or has got wrong, is mended nowhere; one of what the gateway wrote is not the end.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from hashlib import sha256
+from typing import Any
+
+import pytest
+
+from gateway.app import Gateway
+from policies.types import AttemptKind
+from tests.support.builders import Caller, calling, get, last, post
+from tests.support.gateways import pool, running
+from tests.support.two_callers import GOOD
+from tests.support.upstream import Received, Script, Upstream, reply
+
+pytestmark = pytest.mark.virtual_time
+
+Json = dict[str, Any]
+JSON = "content-type: application/json"
+A, B = "sk-a-0123456789abcdef", "sk-b-0123456789abcdef"
+KEYS = [{"name": name, "sha256": sha256(key.encode()).hexdigest()} for name, key in (("a", A), ("b", B))]
+HELLO: Json = {"role": "user", "content": "hello"}
+TOOL: Json = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+RESPONSE: Json = {
+    "id": "resp_1",
+    "object": "response",
+    "status": "completed",
+    "model": "served",
+    "output": [
+        {
+            "type": "message",
+            "id": "msg_1",
+            "role": "assistant",
+            "status": "completed",
+            "content": [{"type": "output_text", "text": "hi", "annotations": []}],
+        }
+    ],
+    "usage": {"input_tokens": 7, "output_tokens": 1, "total_tokens": 8},
+}
+
+
+def refused(body: Any, status: str = "400 Bad Request") -> bytes:
+    return reply(json.dumps(body).encode(), status, JSON)
+
+
+def openai(message: str, param: str | None = None, code: str | None = None) -> bytes:
+    return refused({"error": {"message": message, "type": "invalid_request_error", "param": param, "code": code}})
+
+
+def anthropic(message: str) -> bytes:
+    return refused({"type": "error", "error": {"type": "invalid_request_error", "message": message}})
+
+
+def mistral(*loc: Any) -> bytes:
+    entry = {"type": "extra_forbidden", "loc": ["body", *loc], "msg": "Extra inputs are not permitted"}
+    return refused({"detail": [entry]}, "422 Unprocessable Entity")
+
+
+Rule = Callable[[str, Json], bytes | None]  # by path and body: a refusal
+
+
+class Verifying(Upstream):
+    """Refuses what its rule refuses, and answers all else well. `bodies`: as received."""
+
+    def __init__(self, rule: Rule) -> None:
+        super().__init__()
+        self.rule = rule
+        self.bodies: list[Json] = []
+        self.targets: list[str] = []
+
+    def script(self, received: Received) -> Script:
+        if received.method == "GET":
+            return [reply()]
+        body = json.loads(received.body)
+        self.bodies.append(body)
+        self.targets.append(received.target)
+        if (refusal := self.rule(received.target, body)) is not None:
+            return [refusal]
+        if received.target.endswith("/responses"):
+            return [reply(json.dumps(RESPONSE).encode(), "200 OK", JSON)]
+        return [GOOD[received.target.endswith("/messages"), bool(body.get("stream"))]]
+
+
+def no_temperature(target: str, body: Json) -> bytes | None:
+    return anthropic("`temperature` is deprecated for this model.") if "temperature" in body else None
+
+
+def never(target: str, body: Json) -> bytes | None:
+    return None
+
+
+@asynccontextmanager
+async def served(
+    *servers: tuple[str, Verifying], keys: bool = False, **route: Any
+) -> AsyncIterator[tuple[Gateway, Caller]]:
+    """Pools `p0`, `p1` ... of one endpoint each, by kind of backend."""
+    pools = {f"p{place}": pool(server.url, backend=kind) for place, (kind, server) in enumerate(servers)}
+    more: Json = {"keys": KEYS} if keys else {}
+    routes = {"chat": {"tiers": list(pools), **route}}
+    async with running(pools, routes, **more) as gateway, calling(gateway.url) as caller:
+        yield gateway, caller
+
+
+async def ask(
+    caller: Caller, key: str = A, path: str = "/v1/chat/completions", **members: Any
+) -> tuple[int, dict[str, str], Json]:
+    body = {"model": "chat", "messages": [HELLO], "max_tokens": 9, **members}
+    status, headers, said = await caller.whole(post(body, f"authorization: Bearer {key}", path=path))
+    return status, headers, json.loads(said)
+
+
+async def lessons(gateway: Gateway) -> list[Json]:
+    """As GET /fleet tells them, of all pools."""
+    _, _, page = await get(gateway.admin_url, "/fleet")
+    return [lesson for row in json.loads(page) for lesson in row["lessons"]]
+
+
+# --------------------------------------------------------------------------- mended once
+
+
+def _extra_reasoning(target: str, body: Json) -> bytes | None:
+    place = next((i for i, each in enumerate(body["messages"]) if "reasoning_content" in each), None)
+    return None if place is None else mistral("messages", place, "assistant", "reasoning_content")
+
+
+def _no_developer(target: str, body: Json) -> bytes | None:
+    roles = [each["role"] for each in body["messages"]]
+    return openai("Unexpected message role.") if "developer" in roles else None
+
+
+def _one_system(target: str, body: Json) -> bytes | None:
+    roles = [each["role"] for each in body["messages"]]
+    return openai("System message must be at the beginning.") if "system" in roles[1:] else None
+
+
+def _new_limit(target: str, body: Json) -> bytes | None:
+    words = "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead."
+    return openai(words, "max_tokens", "unsupported_parameter") if "max_tokens" in body else None
+
+
+def _no_pair(target: str, body: Json) -> bytes | None:
+    words = "`temperature` and `top_p` cannot both be specified for this model. Please use only one."
+    return anthropic(words) if {"temperature", "top_p"} <= body.keys() else None
+
+
+THOUGHT: Json = {"role": "assistant", "content": "hm", "reasoning_content": "so"}
+MENDED: Mapping[str, tuple[str, Rule, Json, Callable[[Json], bool], str]] = {
+    "a deprecated member": (
+        "anthropic",
+        no_temperature,
+        {"temperature": 0.5},
+        lambda body: "temperature" not in body,
+        "temperature",
+    ),
+    "two that exclude each other": (
+        "anthropic",
+        _no_pair,
+        {"temperature": 0.5, "top_p": 0.9},
+        lambda body: "top_p" not in body and body["temperature"] == 0.5,
+        "top_p",
+    ),
+    "an extra member of the history": (
+        "compatible",
+        _extra_reasoning,
+        {"messages": [HELLO, THOUGHT, HELLO]},
+        lambda body: body["messages"][1] == {"role": "assistant", "content": "hm"},
+        "messages.reasoning_content",
+    ),
+    "the developer's role": (
+        "compatible",
+        _no_developer,
+        {"messages": [{"role": "developer", "content": "be kind"}, HELLO]},
+        lambda body: body["messages"][0] == {"role": "system", "content": "be kind"},
+        "messages.role",
+    ),
+    "a second system message": (
+        "compatible",
+        _one_system,
+        {"messages": [{"role": "system", "content": "a"}, {"role": "system", "content": "b"}, HELLO]},
+        lambda body: body["messages"] == [{"role": "system", "content": "a\n\nb"}, HELLO],
+        "messages.role",
+    ),
+    "another name of the limit": (
+        "compatible",
+        _new_limit,
+        {},
+        lambda body: body["max_completion_tokens"] == 9 and "max_tokens" not in body,
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MENDED)
+async def test_a_refused_form_is_mended_at_the_same_endpoint_beside_max_attempts(name: str) -> None:
+    """One attempt is allowed, and one more is made: with the change alone, and told to the caller and in the Record."""
+    kind, rule, members, is_mended, told = MENDED[name]
+    async with Verifying(rule) as server, served((kind, server), max_attempts=1) as (gateway, caller):
+        status, headers, body = await ask(caller, **members)
+        assert (status, len(server.bodies)) == (200, 2), body
+        first, second = server.bodies
+        assert is_mended(second)
+        untouched = {"messages", "temperature", "top_p", "max_tokens", "max_completion_tokens"}
+        assert {**first, **dict.fromkeys(untouched)} == {**second, **dict.fromkeys(untouched)}
+        assert headers.get("x-firsttoken-left-out", "") == told
+        record = last(gateway)
+        assert [each.kind for each in record.attempts] == [AttemptKind.PRIMARY, AttemptKind.MENDED]
+        (lesson,) = await lessons(gateway)
+        assert (lesson["callers"], lesson["model"]) == (1, "served")
+        _, _, page = await get(gateway.admin_url, "/requests")
+        assert json.loads(page)[-1]["lessons"] == [lesson["lesson"]]
+        assert (await ask(caller, **members))[0] == 200
+        assert is_mended(server.bodies[-1])
+        assert len(server.bodies) == 3  # changed before it was sent
+
+
+async def test_a_streamed_request_is_mended_before_its_first_byte() -> None:
+    async with Verifying(no_temperature) as server, served(("compatible", server)) as (_, caller):
+        body = {"model": "chat", "stream": True, "temperature": 0, "messages": [HELLO]}
+        status, headers = await caller.ask(post(body))
+        answer = b"".join(await caller.chunks())
+        assert (status, len(server.bodies), answer.count(b'"hi"')) == (200, 2, 1)
+        assert headers["x-firsttoken-attempts"] == "2"
+
+
+async def test_tools_go_to_the_operation_that_the_server_names() -> None:
+    """OpenAI's newest take tools with an effort over Responses alone: whoever asks over Messages or chat gets there."""
+
+    def rule(target: str, body: Json) -> bytes | None:
+        words = "Function tools with reasoning_effort are not supported for gpt-5.6 in /v1/chat/completions. "
+        is_refused = target.endswith("/chat/completions") and body.get("tools")
+        return openai(words + "To use function tools, use /v1/responses", "reasoning_effort") if is_refused else None
+
+    async with Verifying(rule) as server, served(("openai", server)) as (_, caller):
+        status, headers, body = await ask(caller, tools=[TOOL], reasoning_effort="low")
+        assert (status, body["choices"][0]["message"]["content"]) == (200, "hi")
+        assert [each.rpartition("/v1/")[2] for each in server.targets] == ["chat/completions", "responses"]
+        assert headers["x-firsttoken-attempts"] == "2"
+        assert (await ask(caller, tools=[TOOL], reasoning_effort="low"))[0] == 200
+        assert (await ask(caller))[0] == 200
+        assert [each.rpartition("/v1/")[2] for each in server.targets[2:]] == ["responses", "chat/completions"]
+        tool = {"name": "look", "input_schema": {"type": "object"}}
+        status, _, message = await ask(caller, path="/v1/messages", tools=[tool])
+        assert (status, message["content"][0]["text"]) == (200, "hi")
+        assert server.targets[-1].endswith("responses")
+
+
+async def test_reasoning_that_the_server_demands_is_returned() -> None:
+    """Kimi behind `compatible`: a Messages caller returns its thinking, which the first body left out."""
+
+    def rule(target: str, body: Json) -> bytes | None:
+        words = "thinking is enabled but reasoning_content is missing in assistant tool call message at index 1"
+        turn = body["messages"][1]
+        return None if turn.get("reasoning_content") == "so" else openai(words)
+
+    call = {"type": "tool_use", "id": "t1", "name": "look", "input": {}}
+    turns = [
+        HELLO,
+        {"role": "assistant", "content": [{"type": "thinking", "thinking": "so", "signature": ""}, call]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": "seen"}]},
+    ]
+    tool = {"name": "look", "input_schema": {"type": "object"}}
+    async with Verifying(rule) as server, served(("compatible", server)) as (gateway, caller):
+        for bodies in (2, 3, 4):
+            status, _, message = await ask(caller, path="/v1/messages", messages=turns, tools=[tool])
+            assert (status, len(server.bodies)) == (200, bodies), message
+        (lesson,) = await lessons(gateway)
+        assert lesson["lesson"] == "reasoning of earlier turns is returned"
+
+
+# --------------------------------------------------------------------------- the next pool
+
+
+async def test_a_translated_body_that_is_refused_goes_to_the_next_pool() -> None:
+    """81 characters of a tool's name are good at Anthropic, and none at OpenAI: the caller wrote what is right."""
+
+    def rule(target: str, body: Json) -> bytes | None:
+        words = "Invalid 'tools[0].function.name': string too long. Expected a string with maximum length 64."
+        return openai(words, "tools[0].function.name", "string_above_max_length")
+
+    async with (
+        Verifying(rule) as first,
+        Verifying(never) as second,
+        served(("openai", first), ("anthropic", second)) as (_, caller),
+    ):
+        tool = {"name": "x" * 81, "input_schema": {"type": "object"}}
+        status, headers, _ = await ask(caller, path="/v1/messages", tools=[tool])
+        assert (status, headers["x-firsttoken-pool"]) == (200, "p1")
+        assert (len(first.bodies), len(second.bodies)) == (1, 1)
+
+
+async def test_what_the_server_lacks_goes_to_the_next_pool_or_is_refused() -> None:
+    """A tool is never left out: without another pool the caller reads the server's refusal."""
+
+    def rule(target: str, body: Json) -> bytes | None:
+        words = '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'
+        return openai(words) if "tools" in body else None
+
+    async with Verifying(rule) as first, Verifying(never) as second:
+        async with served(("compatible", first), ("compatible", second)) as (_, caller):
+            assert (await ask(caller, tools=[TOOL]))[0] == 200
+            assert second.bodies[0]["tools"] == [TOOL]
+        async with served(("compatible", first)) as (_, caller):
+            status, _, body = await ask(caller, tools=[TOOL])
+            assert (status, "requires" in body["error"]["message"]) == (400, True)
+        assert [each["tools"] for each in first.bodies] == [[TOOL], [TOOL]]
+
+
+async def test_a_fault_of_the_caller_stays_a_400_at_one_attempt() -> None:
+    """A value out of range is refused on its merits, and no other pool is asked."""
+
+    def rule(target: str, body: Json) -> bytes | None:
+        words = "Invalid 'temperature': decimal above maximum value. Expected a value <= 2, but got 3 instead."
+        return openai(words, "temperature", "decimal_above_max_value")
+
+    async with (
+        Verifying(rule) as first,
+        Verifying(never) as second,
+        served(("compatible", first), ("compatible", second)) as (gateway, caller),
+    ):
+        status, headers, body = await ask(caller, temperature=3)
+        assert (status, headers["x-firsttoken-attempts"]) == (400, "1")
+        assert "maximum value" in body["error"]["message"]
+        assert (len(second.bodies), await lessons(gateway)) == (0, [])
+
+
+async def test_a_value_that_no_server_is_known_to_take_is_the_callers_fault() -> None:
+    """The nearest of the listed values is sent for one that other servers take, and for no other."""
+
+    def rule(target: str, body: Json) -> bytes | None:
+        words = "Unsupported value: 'reasoning_effort' does not support this. Supported values are: 'low' and 'high'."
+        is_known = body.get("reasoning_effort") in ("low", "high")
+        return None if is_known else openai(words, "reasoning_effort", "unsupported_value")
+
+    async with (
+        Verifying(rule) as first,
+        Verifying(never) as second,
+        served(("compatible", first), ("compatible", second), max_attempts=2) as (_, caller),
+    ):
+        assert (await ask(caller, reasoning_effort="banana"))[0] == 400
+        assert (len(first.bodies), len(second.bodies)) == (1, 0)
+        assert (await ask(caller, reasoning_effort="max"))[0] == 200
+        assert [each["reasoning_effort"] for each in first.bodies] == ["banana", "max", "high"]
+
+
+async def test_a_server_is_not_asked_for_the_same_again() -> None:
+    """It wants reasoning back, and the history has none."""
+
+    def rule(target: str, body: Json) -> bytes | None:
+        return openai("reasoning_content is missing in assistant message at index 1")
+
+    async with Verifying(rule) as server, served(("compatible", server)) as (_, caller):
+        assert (await ask(caller))[0] == 400
+        assert len(server.bodies) == 1
+
+
+# --------------------------------------------------------------------------- who learns from whom
+
+
+async def test_a_lesson_of_one_caller_changes_no_body_of_another_before_a_second_witness() -> None:
+    """The server takes a temperature from b; that a was refused it is no reason to leave it out of b's. Once b has been
+    refused it too, all callers' bodies are changed before they are sent."""
+    async with Verifying(no_temperature) as server, served(("compatible", server), keys=True) as (gateway, caller):
+        for _ in range(5):
+            assert (await ask(caller, A, temperature=0))[0] == 200
+        assert len(server.bodies) == 6  # refused once
+        server.rule = never
+        status, headers, _ = await ask(caller, B, temperature=0)
+        assert (status, server.bodies[-1]["temperature"], "x-firsttoken-left-out" in headers) == (200, 0, False)
+        server.rule = no_temperature
+        assert (await ask(caller, B, temperature=0))[0] == 200
+        (lesson,) = await lessons(gateway)
+        assert lesson["callers"] == "all"
+
+
+@pytest.mark.parametrize("member", ["messages", "model", "max_tokens", "temperature", "madeup"])
+async def test_a_server_that_refuses_whatever_it_gets_is_asked_twice_at_most(member: str) -> None:
+    """One mend for a request and an endpoint; a lesson that has helped nobody is forgotten."""
+
+    def rule(target: str, body: Json) -> bytes | None:
+        return openai(f"Unsupported parameter: '{member}' is not supported.", member, "unsupported_parameter")
+
+    async with Verifying(rule) as server, served(("compatible", server), max_attempts=3) as (gateway, caller):
+        for number in range(1, 4):
+            status, _, _ = await ask(caller, temperature=0, madeup=[1])
+            assert status >= 400
+            assert len(server.bodies) <= 2 * number
+        assert await lessons(gateway) == []
+        assert all("messages" in each and "max_tokens" in each for each in server.bodies)
+
+
+async def test_a_server_that_refuses_one_member_after_the_other_is_asked_twice_a_request() -> None:
+    """Each request teaches its caller one more, until all are known."""
+    order = ["temperature", "top_p", "seed"]
+
+    def rule(target: str, body: Json) -> bytes | None:
+        found = next((each for each in order if each in body), None)
+        return None if found is None else openai(f"Unsupported parameter: {found}", found, "unsupported_parameter")
+
+    async with Verifying(rule) as server, served(("compatible", server)) as (_, caller):
+        statuses = [(await ask(caller, temperature=0, top_p=1, seed=1))[0] for _ in range(3)]
+        assert statuses == [400, 200, 200]
+        assert len(server.bodies) == 5
+
+
+async def test_a_reload_that_changes_a_pool_forgets_its_lessons() -> None:
+    async with Verifying(no_temperature) as server, served(("compatible", server)) as (gateway, caller):
+        assert (await ask(caller, temperature=0))[0] == 200
+        await gateway.apply_config(gateway.config)
+        assert len(await lessons(gateway)) == 1
+        section = gateway.config.pools["p0"].model_copy(update={"model": "other"})
+        await gateway.apply_config(gateway.config.model_copy(update={"pools": {"p0": section}}))
+        assert await lessons(gateway) == []
