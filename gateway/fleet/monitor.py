@@ -24,7 +24,7 @@ from policies.fleet.beliefs import ALL, Belief
 from policies.fleet.circuit_breaker import BreakerState, CircuitBreaker
 from policies.fleet.engine_load import EngineLoad, EngineRates
 from policies.fleet.fleet import Fleet
-from policies.fleet.lessons import LINGER
+from policies.fleet.observations import LINGER
 from policies.rate_limit.endpoint_limits import PEER_REPORT
 from policies.routes.route import Route
 from policies.types import Endpoint, Load

@@ -24,7 +24,7 @@ from policies.attempts.budgets import HedgeBudget, RetryBudget
 from policies.attempts.wire import AttemptLimits, Failed, Wire
 from policies.blame.blame import BLAME, Elsewhere
 from policies.fleet.fleet import AttemptReport, Fleet
-from policies.fleet.lessons import LINGER
+from policies.fleet.observations import LINGER
 from policies.fleet.peers import PeerLink
 from policies.queue.queue_scheduler import QueueScheduler
 from policies.queue.queued_request import QueuedRequest

@@ -29,8 +29,8 @@ from policies.fleet.engine_load import EngineLoad
 from policies.fleet.fleet_reader import FleetReader
 from policies.fleet.fleet_views import FleetViews
 from policies.fleet.in_flight_attempt import AttemptReport, InFlightAttempt
-from policies.fleet.lessons import BATCH, AnswerLesson, FirstTokenLesson, Lesson, learn_silence
 from policies.fleet.network_path import NetworkPath
+from policies.fleet.observations import BATCH, AnswerObservation, FirstTokenObservation, Observation, learn_silence
 from policies.fleet.pauses import Pauses
 from policies.fleet.peers import NO_LOAD, PeerLink, PeerLoad
 from policies.fleet.pool_state import PoolState, share_predictors
@@ -82,7 +82,7 @@ class Fleet:
         self._pauses = Pauses(self._on_pause)
         self.on_beat = self._pauses.on_beat  # called every few ten milliseconds
         self.request_learning: Callable[[], None] = self.learn  # called once there is something to learn
-        self._lessons: list[Lesson] = []
+        self._observations: list[Observation] = []
         self._unpublished: dict[EndpointState, None] = {}
         self._views = FleetViews()
         self.view = FleetReader(self._states, self._pools, self._attempts, self._external_use, self._departed)
@@ -243,7 +243,7 @@ class Fleet:
             if not attempt.stream:
                 self._note_engine_ttft(attempt, engine_ttft, now)
             elif not attempt.paused:
-                self._note(FirstTokenLesson(attempt, now, now - attempt.sent_at))
+                self._note(FirstTokenObservation(attempt, now, now - attempt.sent_at))
         self._touch(attempt.state)
 
     def _on_pause(self) -> None:
@@ -338,30 +338,30 @@ class Fleet:
         attempt.settle_prompt(key, report, is_completed or attempt.first_at is not None)
         if is_whole or report.prompt_tokens is not None or report.mean_itl is not None:
             prefill_s = state.interference.prefill_s
-            self._note(AnswerLesson(attempt, now, report, is_whole, *state.decoding, prefill_s))
+            self._note(AnswerObservation(attempt, now, report, is_whole, *state.decoding, prefill_s))
 
     def _note_engine_ttft(self, attempt: InFlightAttempt, ttft: float | None, now: float) -> None:
         """The engine's own figure knows nothing of the network, which a stream's first token has passed."""
         if ttft is not None:
-            self._note(FirstTokenLesson(attempt, now, ttft if attempt.stream else ttft + attempt.network_s))
+            self._note(FirstTokenObservation(attempt, now, ttft if attempt.stream else ttft + attempt.network_s))
 
-    def _note(self, lesson: Lesson) -> None:
-        self._lessons.append(lesson)
-        if len(self._lessons) >= BATCH or lesson.attempt.state.predictor.samples < MATURE_SAMPLES:
+    def _note(self, observation: Observation) -> None:
+        self._observations.append(observation)
+        if len(self._observations) >= BATCH or observation.attempt.state.predictor.samples < MATURE_SAMPLES:
             self.learn()
-        elif len(self._lessons) == 1:
+        elif len(self._observations) == 1:
             self.request_learning()
 
     def learn(self) -> None:
         """Learns all that attempts have shown."""
-        lessons, self._lessons = self._lessons, []
+        observations, self._observations = self._observations, []
         moved: dict[EndpointState, None] = {}
-        for lesson in lessons:
-            state = lesson.attempt.state
+        for observation in observations:
+            state = observation.attempt.state
             pool = self._pools.get(state.pool.name)
             moved[state] = None
-            if lesson.learn(None if pool is None else pool.scale) and pool is not None:
-                moved.update(dict.fromkeys(pool.teach(state, lesson.at)))
+            if observation.learn(None if pool is None else pool.scale) and pool is not None:
+                moved.update(dict.fromkeys(pool.teach(state, observation.at)))
         for state in moved:
             self._touch(state)
 

@@ -4,7 +4,7 @@ Rules:
 - The attempt writes to the state of its own endpoint alone. Effects on the pool, on peers and on the attempts of other
   endpoints belong to the fleet (`policies.fleet.fleet`).
 - An answer teaches under the circumstances of its sending and decoding, noted here: the queue ahead, the answers
-  beside it, the prefills that stalled it. What it teaches is learned later (`policies.fleet.lessons`).
+  beside it, the prefills that stalled it. What it teaches is learned later (`policies.fleet.observations`).
 """
 
 from __future__ import annotations

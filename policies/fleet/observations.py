@@ -1,12 +1,12 @@
 """Learning from attempts in flight and ended, in batches.
 
 Rules:
-- On the way of a request an event only notes a lesson, with what the endpoint did at that moment. Up to BATCH lessons,
+- On the way of a request an event only notes an observation, with what the endpoint did at that moment. Up to BATCH,
   or those of LINGER seconds, are learned together (`Fleet.learn`), and judged by what is known then: a late count of
   the prompt is not missed.
-- Of an endpoint with fewer than MATURE_SAMPLES first tokens a lesson is learned at once: the next decision of a cold
-  start may depend on it.
-- A lesson of a model that the endpoint no longer serves is learned before the change, or not noted.
+- Of an endpoint with fewer than MATURE_SAMPLES first tokens an observation is learned at once: the next decision of a
+  cold start may depend on it.
+- An observation of a model that the endpoint no longer serves is learned before the change, or not noted.
 - A request that waited for an adapter, for cached tokens from a slower tier, or maybe for KV blocks, says nothing of
   the engine's speed.
 """
@@ -22,14 +22,14 @@ from policies.latency.tpot import MIN_TPOT
 from policies.latency.ttft_predictor import MIN_TTFT, TtftSample
 from policies.types import TRAINED_SAMPLES
 
-BATCH = 16  # lessons
+BATCH = 16  # observations
 LINGER = 0.05  # s
 PACED = 8  # tokens from which an answer shows a pace
 TRIAL = 0.4  # of the time until the deadline, from which the silence of a trial says something: half is what it gets
 
 
 @dataclass(slots=True)
-class FirstTokenLesson:
+class FirstTokenObservation:
     """`ttft`: s, of the attempt's first token, which came at `at`."""
 
     attempt: InFlightAttempt
@@ -68,7 +68,7 @@ class FirstTokenLesson:
 
 
 @dataclass(slots=True)
-class AnswerLesson:
+class AnswerObservation:
     """The end of an answer. `running`, `context`: answers that decoded beside it then, and the tokens of their prompts;
     `prefill_s`: sent to the endpoint in all by then."""
 
@@ -105,7 +105,7 @@ class AnswerLesson:
         state.tpot_predictor.observe(running, context, max(itl - stalled, itl * 0.1))
 
 
-Lesson = FirstTokenLesson | AnswerLesson
+Observation = FirstTokenObservation | AnswerObservation
 
 
 def learn_silence(attempt: InFlightAttempt, now: float) -> None:

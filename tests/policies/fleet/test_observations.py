@@ -1,9 +1,9 @@
-"""Lessons of attempts: noted by events, learned together."""
+"""Observations of attempts: noted by events, learned together."""
 
 from __future__ import annotations
 
 from policies.fleet.fleet import AttemptReport, Fleet
-from policies.fleet.lessons import BATCH
+from policies.fleet.observations import BATCH
 from policies.latency.ttft_predictor import MATURE_SAMPLES
 from policies.types import AttemptOutcome, Candidate, Endpoint, Forecast, Pool, PoolEstimate
 
@@ -40,7 +40,7 @@ def test_an_endpoint_of_which_little_is_known_learns_at_once() -> None:
 
 
 def test_lessons_of_a_known_endpoint_wait_for_one_another() -> None:
-    """Learning is asked for once, however many lessons follow."""
+    """Learning is asked for once, however many observations follow."""
     fleet, asked = mature_fleet()
     answer(fleet, 100)
     answer(fleet, 101)
@@ -51,7 +51,7 @@ def test_lessons_of_a_known_endpoint_wait_for_one_another() -> None:
 
 def test_a_batch_is_learned_without_waiting_for_more() -> None:
     fleet, _ = mature_fleet()
-    for number in range(BATCH // 2):  # of two lessons each
+    for number in range(BATCH // 2):  # of two observations each
         answer(fleet, 100 + number)
     assert samples(fleet, 200.0) == MATURE_SAMPLES + BATCH // 2
 
