@@ -1,11 +1,11 @@
-"""Reload of a running gateway: after a change of files, on SIGHUP, on POST /reload.
+"""Reload of a running gateway: after a change of files, on SIGHUP, on POST /reload, on a day of other prices.
 
 Rules:
 - A configuration is checked completely before anything changes. After a refusal the previous configuration stays in
   force, and the log has the lines of `firsttoken check`.
 - Reading, checking and building run in a thread; the swap is a single turn of the loop.
 - A changed file is read after two checks with equal state, because the first may find a half-written file. Each
-  version is tried once.
+  version is tried once. The same holds for a day (UTC) on which a price of the facts changes.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from datetime import date
 from pathlib import Path
 from time import time
 
@@ -25,6 +26,7 @@ from gateway.api.api_error import ApiError
 from gateway.config.config_errors import ConfigError
 from gateway.config.loading import Change, change
 from gateway.config.models import Config
+from gateway.config.price_section import today
 from gateway.files import CHECK_INTERVAL, FileWatch
 from gateway.observe.metrics.series import gauge, totals
 from gateway.strict_json import encode
@@ -90,6 +92,7 @@ class Reloader:
         self._source = source
         self._apply = apply
         self._without: Sequence[str] = ()  # processes that have not applied the configuration in force
+        self._day = today()
         self._lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -145,6 +148,13 @@ class Reloader:
             await asyncio.sleep(CHECK_INTERVAL)
             if await asyncio.to_thread(self._source.watch.changed):
                 await self._reload_logged("a file changed")
+            elif self._prices_change(today()):
+                await self._reload_logged("a price changed")
+
+    def _prices_change(self, day: date) -> bool:
+        """Since the day of the last look."""
+        before, self._day = self._day, day
+        return before != day and any(pool.is_repriced_on(day) for pool in self.config.pools.values())
 
     def _spawn(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)

@@ -52,6 +52,7 @@ class Price:
     cached_input: float | None = None  # read from the server's prompt cache
     cache_write: float | None = None  # written into it
     cache_write_1h: float | None = None  # the same, to be kept for an hour or longer
+    long: tuple[int, Price] | None = None  # tokens of a prompt from which all tokens of its request cost another price
 
     def of(
         self,
@@ -62,6 +63,8 @@ class Price:
         written_1h: float = 0.0,
     ) -> float:
         """USD of a request. `cached`, `written`: of the input tokens; `written_1h`: of `written`."""
+        if self.long is not None and input_tokens >= self.long[0]:
+            return self.long[1].of(input_tokens, output_tokens, cached, written, written_1h)
         if not (cached or written):  # as every decision asks
             return (input_tokens * self.input + output_tokens * self.output) / 1e6
         cached = min(cached, input_tokens)
@@ -85,6 +88,8 @@ class Price:
 
     def at_most(self, input_tokens: float, output_tokens: float) -> float:
         """USD of a request, whatever is cached."""
+        if self.long is not None and input_tokens >= self.long[0]:
+            return self.long[1].at_most(input_tokens, output_tokens)
         dearest = max(self.input, self.cached_input or 0.0, self.cache_write or 0.0, self.long_write)
         return (input_tokens * dearest + output_tokens * self.output) / 1e6
 

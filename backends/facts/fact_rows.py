@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import yaml
 
+from backends.facts.listed_price import Prices, prices_of
 from backends.facts.model_facts import Facts, SchemaRules
 
 _HERE = Path(__file__).parent
@@ -38,6 +39,7 @@ class ModelRow:
     facts: Mapping[str, Any]
     source: str
     note: str
+    prices: Prices
 
     def holds(self, name: str) -> bool:
         """`name`: as `lookup.plain` writes it."""
@@ -172,15 +174,17 @@ def in_use(file: str) -> Document:
 
 def _model_row(family: str, written: Mapping[str, Any]) -> ModelRow:
     said = {name: value for name, value in written.items() if name in FACTS}
-    _refuse_unknown(family, written.keys() - FACTS - {"match", "since", "source", "note"})
+    _refuse_unknown(family, written.keys() - FACTS - {"match", "since", "source", "note", "prices"})
+    name = f"{family} {written['match']}" + (f" since {written['since']}" if "since" in written else "")
     return ModelRow(
         family,
-        f"{family} {written['match']}" + (f" since {written['since']}" if "since" in written else ""),
+        name,
         re.compile(r"(?<![a-z0-9])" + written["match"].replace("{v}", _VERSION)),
         version(str(written["since"])) if "since" in written else (),
         said,
         str(written["source"]),
         written.get("note", ""),
+        prices_of(name, written.get("prices", {})),
     )
 
 

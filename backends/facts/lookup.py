@@ -6,7 +6,7 @@ The API's row holds first, the family's over it, the API's `over` above both, th
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import cache, lru_cache
@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from backends.facts.fact_rows import FACTS, ApiRow, ModelRow, apis, families, schema_rules, version
+from backends.facts.listed_price import ListedPrice
 from backends.facts.model_facts import Facts, Sampling
 
 __all__ = [
@@ -23,6 +24,8 @@ __all__ = [
     "api_of",
     "facts_of",
     "is_own",
+    "listed_prices",
+    "maker_at",
     "model_row",
     "origins",
     "plain",
@@ -78,6 +81,17 @@ def is_own(api: str, model: str) -> bool:
     """True where a row of the API's own family holds: an API that resells has none."""
     row = model_row(api, model)
     return row is not None and row.family == api
+
+
+def maker_at(host: str) -> str | None:
+    """The API that is at exactly this host: a region of it, or a resource at a cloud, has prices of its own."""
+    return next((row.name for row in apis().values() if host.lower() in row.hosts), None)
+
+
+def listed_prices(api: str, model: str) -> Sequence[ListedPrice]:
+    """Of a model by its very name, at the API of its maker; empty: not known."""
+    row = model_row(api, model)
+    return row.prices.get(_PATH.sub("", model.lower()), ()) if row is not None and row.family == api else ()
 
 
 def version_of(model: str) -> tuple[float, ...]:

@@ -172,10 +172,14 @@ def change(before: Config, wanted: Config) -> Change:
 
 
 def _renewed(before: Config, wanted: Config) -> Iterator[KeyPath]:
-    """Pools whose certificates are other files under the same names."""
+    """Pools whose certificates are other files under the same names, and pools whose price of the facts is another."""
     for name, pool in wanted.pools.items():
         known = before.pools.get(name)
-        if known is None or known.tls is None or pool.tls is None:
+        if known is None:
+            continue
+        if known.price == pool.price and known.price_in_force != pool.price_in_force:
+            yield "pools", name, "price"
+        if known.tls is None or pool.tls is None:
             continue
         if known.tls.model_dump() == pool.tls.model_dump() and known.tls.files != pool.tls.files:
             yield "pools", name, "tls"

@@ -32,7 +32,7 @@ def notes(config: Config) -> list[str]:
     of_pools = (_placeholders, _open_keys, _shared_servers, _shared_events)
     of_names = (unreachable_passthrough, models_hidden_from_passthrough)
     of_times = (_ttfts, _limits_of_first_tokens, _totals, _tpots)
-    checks = (_admin, _cache_secret, *of_pools, *of_names, *of_times, _rescues, _costs, _regions)
+    checks = (_admin, _cache_secret, *of_pools, *of_names, *of_times, _rescues, _costs, _prices, _regions)
     return [f"note: {line}" for check in checks for line in check(config)]
 
 
@@ -217,6 +217,12 @@ def _costs(config: Config) -> Iterator[str]:
             yield f"monthly_cost_usd of key {key.name} never limits: no pool of its routes has a price"
 
 
+def _prices(config: Config) -> Iterator[str]:
+    unknown = [name for name, pool in config.pools.items() if pool.lacks_price]
+    if unknown:
+        yield f"answers of {', '.join(unknown)} cost nothing here: no price is known; write price (USD per million tokens)"
+
+
 def _regions(config: Config) -> Iterator[str]:
     for route in config.all_routes:
         if not route.prefers_region or route.region is None:
@@ -231,7 +237,7 @@ def _regions(config: Config) -> Iterator[str]:
 
 
 def _has_price(pool: PoolSection) -> bool:
-    return pool.price.value.at_most(1, 1) > 0
+    return pool.price_in_force.at_most(1, 1) > 0
 
 
 def duration(seconds: float) -> str:

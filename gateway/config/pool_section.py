@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import date
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
@@ -15,7 +16,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from backends.catalog import KINDS, BackendKind
-from backends.facts.lookup import LIKE, api_of, model_row, with_overrides
+from backends.facts.lookup import LIKE, api_of, maker_at, model_row, with_overrides
 from backends.facts.model_facts import Facts
 from backends.facts.priors import prior_ttft
 from backends.http.tls_files import TlsFiles
@@ -25,6 +26,7 @@ from gateway.config import field_types as fields
 from gateway.config.config_errors import did_you_mean
 from gateway.config.endpoint_section import Discovered, EndpointAddress, EndpointSection
 from gateway.config.field_types import Positive, Section, authority, written
+from gateway.config.price_section import PriceSection, listed, today
 from policies import types as facts
 
 CALLER = "caller"  # in place of a key
@@ -40,23 +42,6 @@ ENCODINGS = ("o200k_base", "cl100k_base", "o200k_harmony")
 _SECRET = token_bytes(16)
 _YES_NO = {"yes": True, "no": False}
 _VARIABLE_NAME = re.compile(r"(?:\$|os\.environ/|env\.|ENV:)[A-Z][A-Z0-9_]*")  # as other programs refer to one
-
-
-class PriceSection(Section):
-    """USD per million tokens."""
-
-    input: float = Field(default=0.0, ge=0)
-    cached_input: float | None = Field(default=None, ge=0)
-    """Of input that the provider reports as read from its cache; absent: as input."""
-    cache_write: float | None = Field(default=None, ge=0)
-    """Of input that the provider reports as written into its cache; absent: as input."""
-    cache_write_1h: float | None = Field(default=None, ge=0)
-    """Of input written into its cache for an hour or longer; absent: twice input beside a `cache_write` above input."""
-    output: float = Field(default=0.0, ge=0)
-
-    @property
-    def value(self) -> facts.Price:
-        return facts.Price(self.input, self.output, self.cached_input, self.cache_write, self.cache_write_1h)
 
 
 class TlsSection(Section):
@@ -181,6 +166,7 @@ class PoolSection(Section):
     """The servers schedule by `priority`, smallest first: requests are sent with a priority from their deadline."""
     profile: fields.ProfileName | None = None
     """Simulation profile for `replay`: 8b-h100, 8b-a100, 8b-l4, 32b-2xh100, 70b-4xh100 or api."""
+    _listed: facts.Price | None = None
 
     @field_validator("endpoints", mode="before")
     @classmethod
@@ -233,6 +219,7 @@ class PoolSection(Section):
         like = self.accepts.get(LIKE)
         if like is not None and model_row(self.api, like) is None:
             raise ValueError(f"nothing is known of '{like}' at {self.api}; write the name of a model in accepts.like")
+        self._listed = self._listed_on(today())
         return self
 
     def _check_adapters(self, adapters: AdaptersSection) -> None:
@@ -352,6 +339,26 @@ class PoolSection(Section):
         """Facts that the configuration states."""
         return {**self.accepts, **({} if self.reasoning is None else {"reasoning": self.reasoning})}
 
+    def is_repriced_on(self, day: date) -> bool:
+        return self._listed_on(day) != self._listed
+
+    def _listed_on(self, day: date) -> facts.Price | None:
+        """Price by the facts. None: none is known, or it is written, or callers pay, or callers choose the model."""
+        if self.model and not (self.caller_keys or self.models or "price" in self.model_fields_set):
+            return listed(self.urls, self.model, day)
+        return None
+
+    @property
+    def price_in_force(self) -> facts.Price:
+        """As written, else by the facts, on the day when the configuration was read."""
+        return self.price.value if self._listed is None else self._listed
+
+    @property
+    def lacks_price(self) -> bool:
+        """Its answers cost something that is not known: an API by its kind, or by its address."""
+        is_api = self.kind.needs_key or any(maker_at(urlsplit(url).hostname or "") for url in self.urls)
+        return is_api and not self.caller_keys and "price" not in self.model_fields_set and self._listed is None
+
     @property
     def proxy_address(self) -> ProxyAddress | None:
         return None if self.proxy is None else ProxyAddress.parse(self.proxy.get_secret_value())
@@ -381,7 +388,7 @@ class PoolSection(Section):
             context_window=self.context_window,
             default_output=self.kind.dialect.default_output,
             capabilities=self.capabilities,
-            price=self.price.value,
+            price=self.price_in_force,
             block_size=self.block_size,
             concurrent_requests=self.concurrent_requests,
             adapters=None if self.adapters is None else self.adapters.facts,

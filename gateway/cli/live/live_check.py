@@ -82,7 +82,7 @@ def announcement(config: Config, *, tokens: bool) -> str:
     asked = [name for name in counts if config.pools[name].model]
     if not tokens or not asked:
         return f"{text}; no tokens, no costs"
-    usd = sum(2 * counts[name] * config.pools[name].price.value.at_most(PROMPT_TOKENS, 1) for name in asked)
+    usd = sum(2 * counts[name] * config.pools[name].price_in_force.at_most(PROMPT_TOKENS, 1) for name in asked)
     text += f" and for one token, again where it is late: {usd:.6f} USD at most, by the prices of the pools"
     free = [name for name in asked if not (config.pools[name].kind.local or _priced(config, name))]
     return f"{text} (without a price: {', '.join(free)})" if free else text
@@ -95,7 +95,7 @@ def _unasked(config: Config) -> list[str]:
 
 
 def _priced(config: Config, pool: str) -> bool:
-    return config.pools[pool].price.value.at_most(1, 1) > 0
+    return config.pools[pool].price_in_force.at_most(1, 1) > 0
 
 
 def report(config: Config, found: Sequence[EndpointFacts]) -> tuple[list[str], list[str]]:

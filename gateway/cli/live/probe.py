@@ -174,8 +174,8 @@ def announcement(config: Config, pool: str) -> str:
     """List the requests, with their price."""
     section, sizes = config.pools[pool], sizes_of(config, pool)
     endpoints, each = len(config.addresses_of(pool)), ALONE + AT_ONCE
-    most = sum(each * section.price.value.at_most(size + FRAME, OUTPUT) for size in sizes)
-    usd = endpoints * (most + section.price.value.at_most(PROMPT_TOKENS, 1))
+    most = sum(each * section.price_in_force.at_most(size + FRAME, OUTPUT) for size in sizes)
+    usd = endpoints * (most + section.price_in_force.at_most(PROMPT_TOKENS, 1))
     text = f"probe: {each * len(sizes)} requests to each of {endpoints} endpoints of {pool}, with prompts of"
     text += f" {', '.join(f'{size:,}' for size in sizes)} tokens and at most {OUTPUT} tokens of output,"
     text += f" {ALONE} alone and {AT_ONCE} at once: {usd:.6f} USD at most, by the price of the pool"
@@ -196,7 +196,7 @@ def sizes_of(config: Config, pool: str) -> tuple[int, ...]:
 def agree(config: Config, pool: str, tokens: bool | None) -> None:
     """Raises ConfigError where requests cost something and nobody agreed."""
     section = config.pools[pool]
-    if tokens or (section.kind.local and not section.price.value.at_most(1, 1)):
+    if tokens or (section.kind.local and not section.price_in_force.at_most(1, 1)):
         return
     if not may_ask():
         raise ConfigError(["firsttoken: nothing was sent: add --tokens to agree to the price"])
