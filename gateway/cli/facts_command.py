@@ -1,6 +1,6 @@
 """`firsttoken facts`: what is believed of a model and whence, and newer rows in place of those of the release.
 
-`show` prints each fact that a row or a pool states, with its source, and names those of which nothing is known.
+`show` prints each fact that a row or a pool states, the price too, with its source, and names what nothing is known of.
 `update` reads a file of facts, checks its digest and every row, and writes it whole to `state.dir`; of a file that is
 bad, or not newer than the one in use, nothing is kept. Gateways read it when they start and when they reload.
 """
@@ -12,27 +12,35 @@ import hashlib
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields
+from datetime import date
 from enum import Enum
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
 from urllib.request import urlopen
 
+import msgspec
+
 from backends.facts import refreshed
 from backends.facts.fact_rows import APIS, MODELS, Document, apis, in_use, is_refreshed, read_on
-from backends.facts.lookup import LIKE, Origin, facts_of, is_fact, model_row, origins
+from backends.facts.listed_price import ListedPrice, in_force
+from backends.facts.lookup import LIKE, Origin, facts_of, is_fact, listed_prices, model_row, origins
 from backends.facts.model_facts import Facts
 from backends.facts.priors import prior_ttft
 from gateway.cli.tables import aligned
 from gateway.config.config_errors import ConfigError, nearest
 from gateway.config.loading import load
 from gateway.config.models import Config
+from gateway.config.pool_section import PoolSection
+from gateway.config.price_section import PriceSection, today
 from gateway.files import NotAFile, read_regular, replace_file
 from gateway.part_list import CONFIG
+from policies.types import Price
 
 PATIENCE = 30.0  # s for a URL
 ANY = "compatible"  # API of a model whose family is of no API
 PREFIX = "sha256:"
+Row = tuple[str, str, str]
 
 
 def facts(args: argparse.Namespace) -> int:
@@ -58,8 +66,39 @@ def shown(model: str, pool: str | None, config: Config | None) -> list[str]:
         f"{effort or 'otherwise'} {seconds:g}" for effort, seconds in prior_ttft(api, own.get(LIKE, model)).items()
     )
     rows += [*members, ("first token, s", ", ".join(prior), f"{_file(MODELS)}: ttft, or the rules of `priors`")]
-    unknown = ", ".join(name for name in FACT_NAMES if name not in whence)
+    prices = _prices(api, model) if pool is None or config is None else _prices_of_pool(config.pools[pool])
+    rows += prices
+    unknown = ", ".join([name for name in FACT_NAMES if name not in whence] + ([] if prices else ["price"]))
     return [f"{model} at {api}", *aligned([("fact", "value", "whence"), *rows]), f"nothing is known of: {unknown}"]
+
+
+def _prices_of_pool(section: PoolSection) -> list[Row]:
+    if "price" in section.model_fields_set:
+        return _priced("", section.price.model_dump(exclude_none=True), "pool: price")
+    return [] if section.price_in_force == Price() else _prices(section.api, section.model)
+
+
+def _prices(api: str, model: str) -> list[Row]:
+    """One that has ended is left out."""
+    listed, row = listed_prices(api, model), model_row(api, model)
+    now = in_force(listed, today())
+    valid = [price for price in listed if price is now or (price.since or date.min) > today()]
+    return [
+        each for price in valid if row for each in _of_price(price, f"{_file(MODELS)}: {row.name} ({price.source})")
+    ]
+
+
+def _of_price(price: ListedPrice, whence: str) -> list[Row]:
+    since = "" if price.since is None else f" from {price.since}"
+    rows = _priced(since, msgspec.to_builtins(price), whence)
+    if price.long is not None:
+        rows += _priced(f"{since} from {price.long_from} prompt tokens", msgspec.to_builtins(price.long), whence)
+    return rows
+
+
+def _priced(when: str, said: Mapping[str, Any], whence: str) -> list[Row]:
+    figures = ", ".join(f"{name} {said[name]:g}" for name in PriceSection.model_fields if said.get(name) is not None)
+    return [(f"price{when}", f"{figures} (USD per million)", whence)]
 
 
 FACT_NAMES = tuple(field.name for field in fields(Facts) if field.name != "ttft")

@@ -220,7 +220,10 @@ def _costs(config: Config) -> Iterator[str]:
 def _prices(config: Config) -> Iterator[str]:
     unknown = [name for name, pool in config.pools.items() if pool.lacks_price]
     if unknown:
-        yield f"answers of {', '.join(unknown)} cost nothing here: no price is known; write price (USD per million tokens)"
+        yield (
+            f"answers of {', '.join(unknown)} cost nothing here: no price of theirs is known; write price, in USD per"
+            " million tokens"
+        )
 
 
 def _regions(config: Config) -> Iterator[str]:

@@ -355,9 +355,10 @@ class PoolSection(Section):
 
     @property
     def lacks_price(self) -> bool:
-        """Its answers cost something that is not known: an API by its kind, or by its address."""
-        is_api = self.kind.needs_key or any(maker_at(urlsplit(url).hostname or "") for url in self.urls)
-        return is_api and not self.caller_keys and "price" not in self.model_fields_set and self._listed is None
+        """Its model costs something that is not known: at an API by its kind, or by its address."""
+        if not self.model or self.caller_keys or self._listed is not None or "price" in self.model_fields_set:
+            return False
+        return self.kind.needs_key or any(maker_at(urlsplit(url).hostname or "") for url in self.urls)
 
     @property
     def proxy_address(self) -> ProxyAddress | None:

@@ -11,7 +11,8 @@ from gateway.config.models import Config
 from gateway.config.notes import duration, notes
 
 KEY = "sk-0123456789abcdef"
-API = {"backend": "openai", "model": "m", "api_key": KEY}
+UNPRICED = {"backend": "openai", "model": "m", "api_key": KEY}
+API = {**UNPRICED, "price": {"output": 1}}
 ENGINE = {"backend": "vllm", "model": "m", "endpoints": ["http://a", "http://b"]}
 
 
@@ -54,7 +55,8 @@ def test_stored_keys_without_cache_secret_are_noted(state: dict[str, str], noted
 def test_a_limit_in_usd_at_an_api_without_a_price_is_noted() -> None:
     """It costs nothing by the configuration. Engines of one's own need no price."""
     api = {"backend": "openai", "model": "m", "api_key": KEY, "endpoints": ["https://api.openai.com/v1"]}
-    pools = {"own": {"backend": "vllm", "model": "m", "endpoints": ["http://h"]}, "free": api}
+    free = {**api, "price": {"output": 0}}
+    pools = {"own": {"backend": "vllm", "model": "m", "endpoints": ["http://h"]}, "free": free}
     pools["paid"] = {**api, "model": "n", "price": {"input": 1}}
     tiers = {"tiers": [*pools]}
     routes = {
@@ -115,7 +117,7 @@ def test_a_key_sent_to_a_public_host_in_the_clear_is_noted(url: str, public: boo
     """Names of the own network, and private addresses, are not public."""
     server = url.removeprefix("http://").removesuffix("/v1") + ":80"
     note = f"note: pool api sends its key to {server} without encryption; write https"
-    pool = {"backend": "compatible", "model": "m", "endpoints": [url]}
+    pool = {"backend": "compatible", "model": "m", "endpoints": [url], "price": {"output": 1}}
     assert noted(pools={"api": {**pool, "api_key": KEY}}) == ([note] if public else [])
     assert noted(pools={"api": pool}) == []
 
@@ -192,12 +194,12 @@ def test_a_rescue_that_no_server_can_do_is_noted(pools: dict[str, Any], reason: 
 
 def test_a_monthly_cost_without_a_price_is_noted() -> None:
     """In any pool that a route of the key reaches."""
-    paid = {**API, "model": "n", "price": {"output": 1}}
+    free, paid = {**API, "price": {"output": 0}}, {**API, "model": "n"}
     keys = [{"name": "web", "sha256": "0" * 64, "monthly_cost_usd": 5}]
     expected = ["note: monthly_cost_usd of key web never limits: no pool of its routes has a price"]
-    assert noted("free", pools={"free": API, "paid": paid}, keys=keys) == expected
-    assert noted("free", "paid", pools={"free": API, "paid": paid}, keys=keys) == []
-    assert noted(pools={"free": API}, keys=[{**keys[0], "monthly_cost_usd": None}]) == []
+    assert noted("free", pools={"free": free, "paid": paid}, keys=keys) == expected
+    assert noted("free", "paid", pools={"free": free, "paid": paid}, keys=keys) == []
+    assert noted(pools={"free": free}, keys=[{**keys[0], "monthly_cost_usd": None}]) == []
 
 
 @pytest.mark.parametrize(
@@ -254,3 +256,25 @@ def test_a_budget_above_a_limit_of_the_file_is_noted(pool: dict[str, Any], defau
     found = [line for line in notes(Config.model_validate(config)) if "first_token" in line]
     assert [line.partition(" is ")[0] for line in found] == ([f"note: {key}"] if key else [])
     assert all("is 5s, below the ttft of route chat, 20s" in line for line in found)
+
+
+def test_an_api_whose_price_is_not_known_is_noted() -> None:
+    """By its kind or its address. A written price is known, be it 0; callers with keys of their own pay; where callers
+    choose among models there is no price to write."""
+    compatible = {"backend": "compatible", "model": "m"}
+    known = {**UNPRICED, "model": "gpt-6.1-sol"}
+    pools = {
+        "new": UNPRICED,
+        "host": {**compatible, "base_url": "https://api.mistral.ai/v1"},
+        "elsewhere": {**known, "base_url": "https://eu.api.openai.com/v1"},
+        "known": known,
+        "given": {**UNPRICED, "model": "n", "price": {"input": 0}},
+        "callers": {**UNPRICED, "model": "o", "api_key": "caller"},
+        "any": {"backend": "groq", "api_key": KEY, "models": ["*"]},
+        "unknown": {**compatible, "base_url": "https://models.example.com/v1"},
+        "own": ENGINE,
+    }
+    assert [note for note in notes(Config.model_validate({"pools": pools})) if "price" in note] == [
+        "note: answers of new, host, elsewhere cost nothing here: no price of theirs is known; write price, in USD per"
+        " million tokens"
+    ]
