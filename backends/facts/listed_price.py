@@ -42,6 +42,8 @@ def prices_of(row: str, written: Mapping[str, Any]) -> Prices:
     found: dict[str, Sequence[ListedPrice]] = {}
     for names, said in written.items():
         prices = [_price(f"{row}: prices of {names}", one) for one in (said if isinstance(said, list) else [said])]
+        if not prices:
+            raise ValueError(f"{row}: prices of {names}: there is none")
         days = [price.since or date.min for price in prices]
         if days != sorted(set(days)):
             raise ValueError(f"{row}: prices of {names}: each but the first is `from` a day on, in order")

@@ -44,3 +44,22 @@ def test_the_most_that_a_request_can_cost_holds_for_every_cache() -> None:
     """The dearest is what a cache keeps for an hour."""
     assert CACHING.at_most(1e6, 1e6) == pytest.approx(21.0)
     assert Price(3.0, 15.0, cached_input=0.3).at_most(1e6, 0) == pytest.approx(3.0)
+
+
+LONG = Price(0.1, 0.5, 0.01, 0.125, long=(100_001, Price(0.5, 2.5, 0.05, 0.625)))
+
+
+@pytest.mark.parametrize(("prompt", "usd"), [(100_000, 0.01 + 0.00005), (100_001, 5 * (0.0100001 + 0.00005))])
+def test_from_some_tokens_of_prompt_on_all_tokens_cost_another_price(prompt: int, usd: float) -> None:
+    """Those of the answer too, and those below the limit."""
+    assert LONG.of(prompt, 100) == pytest.approx(usd)
+
+
+def test_cached_tokens_count_towards_a_long_prompt() -> None:
+    assert LONG.of(200_000, 0, cached=150_000, written=50_000) == pytest.approx((150_000 * 0.05 + 50_000 * 0.625) / 1e6)
+
+
+@pytest.mark.parametrize(("prompt", "dearest"), [(100_000, 0.2), (100_001, 1.0)])
+def test_the_most_that_a_prompt_costs_is_of_its_length(prompt: int, dearest: float) -> None:
+    """Written to be kept for an hour."""
+    assert LONG.at_most(prompt, 0) == pytest.approx(prompt * dearest / 1e6)

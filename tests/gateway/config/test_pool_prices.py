@@ -1,0 +1,100 @@
+"""Price of a pool: as written, else that of its model at the API that its servers are."""
+
+from __future__ import annotations
+
+from datetime import date
+
+import pytest
+
+from gateway.config import pool_section
+from gateway.config.loading import change
+from gateway.config.models import Config
+from gateway.config.pool_section import PoolSection
+from policies.types import Price
+
+KEY = "sk-0123456789abcdef"
+SOL = {"model": "gpt-6.1-sol", "api_key": KEY}
+SOL_PRICE = Price(2, 10, 0.1, 2.5, long=(272_001, Price(4, 15, 0.2, 5)))
+FLASH = {"backend": "gemini", "model": "gemini-3.8-flash", "api_key": KEY}
+
+
+def config(**pool: object) -> Config:
+    return Config.model_validate({"pools": {"p": pool}, "passthrough": "p"})
+
+
+def section(**pool: object) -> PoolSection:
+    return config(**pool).pools["p"]
+
+
+def price(**pool: object) -> Price:
+    """As decisions, quotas and costs have it."""
+    return config(**pool).fleet()[0].price
+
+
+@pytest.fixture
+def day(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    on(monkeypatch, date(2026, 12, 31))
+    return monkeypatch
+
+
+def on(monkeypatch: pytest.MonkeyPatch, day: date) -> None:
+    monkeypatch.setattr(pool_section, "today", lambda: day)
+
+
+@pytest.mark.parametrize(
+    "server",
+    [
+        {"backend": "openai"},
+        {"backend": "compatible", "base_url": "https://api.openai.com/v1"},
+        {"backend": "openai", "endpoints": ["https://api.openai.com/v1"]},
+    ],
+)
+def test_a_model_at_the_api_of_its_maker_costs_what_is_known(server: dict[str, object]) -> None:
+    """By the kind of the pool, or by its address."""
+    assert price(**server, **SOL) == SOL_PRICE
+
+
+@pytest.mark.parametrize(
+    "server",
+    [
+        {"backend": "vllm", "endpoints": ["http://10.0.0.1:8000"]},
+        {"backend": "compatible", "base_url": "https://models.example.com/v1"},
+        {"backend": "openai", "base_url": "http://127.0.0.1:8000"},
+        {"backend": "openai", "base_url": "https://eu.api.openai.com/v1"},
+        {"backend": "openrouter"},
+        {"backend": "openai", "endpoints": ["https://api.openai.com/v1", "http://127.0.0.1:8000"]},
+    ],
+)
+def test_a_model_of_the_same_name_elsewhere_costs_nothing(server: dict[str, object]) -> None:
+    """An engine of one's own, an unknown host, a region and a reseller have other prices."""
+    assert price(**server, **SOL) == Price()
+
+
+@pytest.mark.parametrize("written", [{"input": 1, "output": 3}, {"input": 0}])
+def test_a_written_price_wins(written: dict[str, float]) -> None:
+    """One of 0 too: what is not written in it costs nothing."""
+    assert price(backend="openai", price=written, **SOL) == Price(written["input"], written.get("output", 0))
+
+
+def test_where_callers_pay_or_choose_the_model_nothing_is_assumed() -> None:
+    assert price(backend="openai", **{**SOL, "api_key": "caller"}) == Price()
+    assert price(backend="openai", models=["*"], **SOL) == Price()
+
+
+def test_a_price_changes_on_its_day(day: pytest.MonkeyPatch) -> None:
+    """The file is the same, and a reload tells the change."""
+    before = config(**FLASH)
+    assert before.fleet()[0].price == Price(0.75, 3.75, 0.075)
+    assert not before.pools["p"].is_repriced_on(date(2026, 12, 31))
+    assert before.pools["p"].is_repriced_on(date(2027, 1, 1))
+    assert change(before, config(**FLASH)).changed == ()
+    on(day, date(2027, 1, 1))
+    found = change(before, config(**FLASH))
+    assert found.changed == ("pools.p.price",)
+    assert found.config.fleet()[0].price == Price(1.5, 7.5, 0.15)
+
+
+def test_a_written_price_has_no_day(day: pytest.MonkeyPatch) -> None:
+    written = section(**FLASH, price={"input": 1})
+    assert not written.is_repriced_on(date(2027, 1, 1))
+    assert change(config(**FLASH), config(**FLASH, price={})).changed == ("pools.p.price",)
