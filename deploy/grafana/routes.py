@@ -260,7 +260,7 @@ ANSWERS = Row(
         ),
         Panel(
             "Cost",
-            "USD per hour at the current rate, by the prices in the configuration.",
+            "USD per hour at the current rate, by the prices of the pools.",
             "A jump of a more expensive pool: the cheaper tier could not meet the budget; compare with tier share.",
             (Query(f"3600 * {total('firsttoken_cost_usd_total', ROUTE_AND_POOL, 'pool')}", "{{pool}}"),),
             "currencyUSD",

@@ -37,7 +37,7 @@ ATTEMPT: tuple[Column[AttemptRecord], ...] = (
     Column("ending", "", lambda a: a.ending.value, "outcome"),
     Column("upstream_id", "", lambda a: a.upstream_id, "`x-request-id` at the backend"),
     Column("tokens", "tokens", lambda a: a.tokens, "that the server may bill: prompt and output"),
-    Column("cost_usd", "USD", lambda a: a.cost_usd, "by the prices of the configuration"),
+    Column("cost_usd", "USD", lambda a: a.cost_usd, "by the prices of the pools"),
     Column("status", "", lambda a: a.status, "of the reply; 0: there was none"),
     Column("cause", "", lambda a: a.cause, "of a failure: status, the server's code, first line of its message"),
     Column("engine_kv_tokens", "tokens", lambda a: a.engine_kv_tokens, "of the engine's KV cache; 0: not reported"),

@@ -6,10 +6,16 @@ Of a whole answer it is in a header, of a stream in its usage, if the caller ask
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from datetime import timedelta
 from hashlib import sha256
+from pathlib import Path
 
 import pytest
+import yaml
 
+from backends.facts import refreshed
+from backends.facts.fact_rows import APIS, shipped
 from tests.support.builders import CHAT, calling, last, post
 from tests.support.gateways import pool, running
 from tests.support.upstream import CLOSE, LAST_CHUNK, STREAM_HEAD, Upstream, chunk, reply
@@ -33,6 +39,30 @@ async def test_a_whole_answer_tells_its_cost() -> None:
             status, headers = await caller.ask(post(CHAT))
         assert (status, headers[HEADER]) == (200, "0.00160000")
         assert float(headers[HEADER]) == pytest.approx(last(gateway).cost_usd)
+
+
+@pytest.mark.parametrize(("model", "usd"), [("gpt-6.1-sol", "0.00148000"), ("gpt-6.9-sol", None)])
+async def test_a_pool_without_a_price_costs_what_its_model_costs_at_its_api(
+    known_api: None, model: str, usd: str | None
+) -> None:
+    """Where that is known: 200 tokens at 2 USD, 800 cached ones at 0.1, 100 of the answer at 10."""
+    async with Upstream(WHOLE) as api, running({"api": pool(api.url, model=model)}) as gateway:
+        async with calling(gateway.url) as caller:
+            _, headers = await caller.ask(post(CHAT))
+        assert headers.get(HEADER) == usd
+        assert last(gateway).cost_usd == pytest.approx(float(usd or 0))
+
+
+@pytest.fixture
+def known_api(tmp_path: Path) -> Iterator[None]:
+    """Newer facts, by which the servers of a test are an API."""
+    document = {**shipped(APIS), "read": shipped(APIS)["read"] + timedelta(1)}
+    openai = document["apis"]["openai"]
+    document["apis"] = {**document["apis"], "openai": {**openai, "hosts": [*openai["hosts"], "127.0.0.1"]}}
+    refreshed.path_of(tmp_path, APIS).write_text(yaml.safe_dump(document, sort_keys=False))
+    refreshed.use(tmp_path)
+    yield
+    refreshed.use(None)
 
 
 async def test_streams_and_pools_without_a_price_have_no_cost() -> None:

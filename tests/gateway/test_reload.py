@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
+from datetime import date, timedelta
 from pathlib import Path
 
 import pytest
 
+from gateway import reload
+from gateway.config import pool_section
 from gateway.config.config_errors import ConfigError
 from gateway.config.models import Config
+from gateway.files import CHECK_INTERVAL
 from gateway.reload import ConfigSource, Reloader
 from tests.support.gateways import document, pool, running
 from tests.support.upstream import Upstream
@@ -72,6 +76,29 @@ async def test_reloads_are_sequential() -> None:
     first, second = await asyncio.gather(reloader.reload("a"), reloader.reload("b"))
     assert ([*applied[0].pools], [*applied[1].pools]) == (["other"], ["only"])
     assert {*first.changed} == {*second.changed} == {"pools.only", "pools.other", "routes.chat.tiers"}
+
+
+async def test_a_day_of_another_price_is_a_reload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once, though the file is the same. A day without one is none."""
+    file, days, applied = tmp_path / "f.yaml", [date(2026, 12, 30)], list[float]()
+    file.write_text("a")
+    for module in (reload, pool_section):
+        monkeypatch.setattr(module, "today", lambda: days[-1])
+    api = {"backend": "gemini", "model": "gemini-3.8-flash", "api_key": "sk-0123456789abcdef"}
+
+    def load() -> Config:
+        return Config.model_validate({"pools": {"api": api}, "passthrough": "api"})
+
+    async def apply(config: Config) -> None:
+        applied.append(config.fleet()[0].price.input)
+
+    reloader = Reloader(load(), ConfigSource(load, [file]), apply)
+    reloader.start()
+    for day, known in ((31, []), (32, [1.5]), (33, [1.5])):
+        days.append(date(2026, 12, 1) + timedelta(day - 1))
+        await asyncio.sleep(3 * CHECK_INTERVAL)
+        assert applied == known
+    await reloader.close()
 
 
 async def test_released_requests_are_dispatched_before_the_fleet_changes() -> None:

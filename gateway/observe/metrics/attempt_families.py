@@ -51,7 +51,7 @@ SENT = (
     counter(
         "firsttoken_tagged_cost_usd_total{tag}",
         help="Cost of requests by tag",
-        more="By the prices in the configuration, of all attempts.",
+        more="By the prices of the pools, of all attempts.",
         moves="As above, and the tiers that answer.",
         act="Above what a team may spend: a limit on its key.",
     ),

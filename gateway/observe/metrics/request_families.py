@@ -194,7 +194,7 @@ PROMISED = (
     ),
     counter(
         "firsttoken_cost_usd_total{route,pool}",
-        help="Cost of requests, by the prices in the configuration",
+        help="Cost of requests, by the prices of the pools",
         more="Lost attempts that a provider may bill count: the prompt, and the output so far.",
         moves="Tokens, and the chosen tier.",
         act="A more expensive pool answers more: check the misses of the preferred pool.",

@@ -61,9 +61,7 @@ def test_an_api_is_at_its_own_host_alone() -> None:
     assert [maker_at(host) for host in ("eu.api.openai.com", "127.0.0.1", "")] == [None, None, None]
 
 
-@pytest.mark.parametrize(
-    ("day", "usd"), [(date(2026, 12, 31), 0.75), (date(2027, 1, 1), 1.5), (date(2030, 1, 1), 1.5)]
-)
+@pytest.mark.parametrize(("day", "usd"), [(date(2026, 12, 31), 0.75), (date(2027, 1, 1), 1.5), (date(2030, 1, 1), 1.5)])
 def test_the_last_price_that_has_begun_is_in_force(day: date, usd: float) -> None:
     found = in_force(prices_of("a row", {"m": DATED})["m"], day)
     assert found is not None

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from backends.facts import refreshed
-from backends.facts.fact_rows import APIS, MODELS, is_refreshed
+from backends.facts.fact_rows import APIS, MODELS, is_refreshed, read_on
 from gateway.cli.main import main
 from tests.backends.facts.test_refreshed import newer
 
@@ -19,6 +19,14 @@ pools:
   ours: {{backend: azure, base_url: "https://our.openai.azure.com", api_key: key-0123456789, model: prod,
           accepts: {{like: gpt-6.1-sol, temperature: yes, tools: any}}}}
 routes: {{chat: {{tiers: [ours], ttft: off}}}}
+"""
+
+PRICED = """
+pools:
+  own: {backend: vllm, model: gpt-6.1-sol, endpoints: ["http://127.0.0.1:9"]}
+  known: {backend: openai, model: gpt-6.1-sol, api_key: key-0123456789abcdef}
+  given: {backend: openai, model: gpt-6.1-sol, api_key: key-0123456789abcdef, price: {input: 1}}
+routes: {chat: {tiers: [own, known, given], ttft: off}}
 """
 
 
@@ -54,6 +62,29 @@ def test_each_fact_is_told_with_its_source(capsys: pytest.CaptureFixture[str]) -
     assert row(text, "most_tools").endswith(": openai")
     assert "otherwise 4" in row(text, "first token, s")
     assert "shutdown" in text.splitlines()[-1]
+
+
+def test_the_price_is_told_with_its_source(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of long prompts and of later days too, on lines of their own. Without one it is among what is not known."""
+    _, text = run(capsys, "show", "gpt-6.1-sol")
+    assert " input 2, cached_input 0.1, cache_write 2.5, output 10 (USD per million)" in row(text, "price")
+    assert row(text, "price").endswith(f"shipped {read_on(MODELS)}: openai gpt-{{v}}-sol since 6.1 (T)")
+    assert " input 4, " in row(text, "price from 272001 prompt tokens")
+    _, text = run(capsys, "show", "gpt-6.9-sol")
+    assert text.endswith(", price\n")
+
+
+def test_the_price_of_a_pool_is_the_one_that_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As written, or of its model where its server is the API; an engine of the same name has none."""
+    file = tmp_path / "g.yaml"
+    file.write_text(PRICED)
+    lines = {}
+    for pool in ("own", "given", "known"):
+        _, text = run(capsys, "show", "gpt-6.1-sol", "--pool", pool, "--config", file)
+        lines[pool] = [" ".join(line.split()) for line in text.splitlines() if line.startswith("price")]
+    assert lines["own"] == []
+    assert lines["given"] == ["price input 1, output 0 (USD per million) pool: price"]
+    assert [line.split(" ")[2] for line in lines["known"]] == ["2,", "272001"]
 
 
 def test_a_pool_has_facts_of_its_own(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
