@@ -1,4 +1,4 @@
-"""Runs generated conversations against every API of the field, and counts what is refused, altered or lost."""
+"""Runs generated conversations through a gateway to every API of the field; counts what is refused, altered or lost."""
 
 from __future__ import annotations
 
@@ -9,25 +9,29 @@ from random import Random
 from typing import Any
 
 from tests.programs.field.caller_checks import check, read
+from tests.programs.field.callers import Field, Reply, field_of_apis
 from tests.programs.field.clients import Client, new_client
-from tests.programs.field.fakes import Fake
-from tests.programs.field.pipeline import Pipeline, Sent, Unfit
+from tests.programs.field.providers import Accounts, Exchange
 from tests.programs.field.rules import Target, by_api, targets
-from tests.programs.field.state import Ledger
 
 _EXAMPLE = 400  # characters
-REFUSED, NAMED, ANSWER, LOST, MEANS = "refused", "refused by name", "answer", "state lost", "meaning"
+REFUSED = "refused"  # by the API, for what the gateway wrote or could have left out
+MENDED = "refused, then mended"  # asked again by the gateway, and answered
+MEANS = "meaning"  # refused by the API for what cannot be left out
+NAMED = "refused by name"  # by the gateway
+ANSWER = "answer"  # differs from what the model said
+LOST = "state lost"  # its maker would have accepted it
 
 
 @dataclass
 class Results:
-    """By API, class and kind. `examples`: the first body of each."""
+    """By API, class and kind. `examples`: the shortest of each. `broken`: conversations by API with a refusal."""
 
     counts: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     examples: dict[tuple[str, str, str], str] = field(default_factory=dict)
     requests: Counter[str] = field(default_factory=Counter)
-    refused: Counter[str] = field(default_factory=Counter)  # requests with a violation that is none of meaning
-    broken: set[tuple[int, str]] = field(default_factory=set)  # conversations by API with such a request
+    classes: Counter[tuple[str, str]] = field(default_factory=Counter)  # requests by API and class
+    broken: set[tuple[int, str]] = field(default_factory=set)
 
     def note(self, api: str, form: str, kind: str, example: str) -> None:
         key = api, form, kind
@@ -35,104 +39,139 @@ class Results:
         if len(example) < len(self.examples.get(key, example + " ")):
             self.examples[key] = example
 
+    def add(self, other: Results) -> None:
+        """The results of another share of the same run."""
+        self.counts += other.counts
+        self.requests += other.requests
+        self.classes += other.classes
+        self.broken |= other.broken
+        self.examples = {**other.examples, **self.examples}
+
 
 @dataclass
 class Conversation:
-    """A client and the fakes that it meets: of each API one account, with its ledger."""
+    """A client and its accounts at the APIs that it meets."""
 
     seed: int
     client: Client
     random: Random
     results: Results
-    pipeline: Pipeline
-    fakes: dict[str, Fake] = field(default_factory=dict)
+    apis: Field
     seen: set[str] = field(default_factory=set)
 
-    def fake(self, target: Target) -> Fake:
-        if target.name not in self.fakes:
-            self.fakes[target.name] = Fake(target, self.random, Ledger())
-        return self.fakes[target.name]
+    def __post_init__(self) -> None:
+        self.accounts = Accounts(self.random)
 
-    def step(self, target: Target, number: int) -> bool:
-        """False: the conversation cannot go on."""
-        client, fake = self.client, self.fake(target)
-        client.proceed(number)
+    async def step(self, target: Target, number: int) -> bool:
+        """False: there is no answer that the conversation could go on with."""
+        self.client.proceed(number)
         self.results.requests[target.api] += 1
-        sent = self.pipeline.send(target, client.operation, client.body(), client.headers)
-        if isinstance(sent, Unfit):
-            self.results.note(target.api, NAMED, sent.reason[:90], _shown(client.body()))
+        reply = await self._send(target, lenient=False)
+        refused = self.accounts.exchanges
+        self._judge(target, refused, reply)
+        if reply.status != 200 and refused:
+            reply = await self._send(target, lenient=True)
+        answered = [each for each in self.accounts.exchanges if each.turn is not None]
+        if reply.status != 200 or not answered:
+            words = reply.data.decode("utf-8", "replace")
+            self._note(target, NAMED, f"{reply.status} {_message(words)}"[:120], "")
             return False
-        self._judge(target, fake, sent)
-        turn = fake.turn(sent.dialect, sent.body)
-        raw = fake.write(sent.dialect, sent.body, turn, stream=sent.stream)
+        if not refused or refused[-1] is not answered[-1]:
+            self._lost(target, answered[-1])
+        return self._take(target, answered[-1], reply.data)
+
+    async def _send(self, target: Target, *, lenient: bool) -> Reply:
+        self.accounts.lenient, self.accounts.exchanges = lenient, []
+        self.apis.providers.accounts = self.accounts
+        client = self.client
+        return await self.apis.send(target.pool, client.operation, client.body(), client.headers)
+
+    def _judge(self, target: Target, exchanges: list[Exchange], reply: Reply) -> None:
+        """Kinds of the refusal that the caller reads, and of those that were mended before."""
+        failed = [each for each in exchanges if each.turn is None]
+        if not failed:
+            return self._lost(target, exchanges[-1]) if exchanges else None
+        means = all(violation.means for violation in failed[-1].violations)
+        form = MENDED if reply.status == 200 else MEANS if means else REFUSED
+        self.results.classes[target.api, form] += 1
+        if form == REFUSED:
+            self.results.broken.add((self.seed, target.api))
+        for violation in failed[-1].violations:
+            kind = MEANS if violation.means and form == REFUSED else form
+            shown = f"{violation.message[:80]} | {_shown(failed[-1].body)}"
+            self._note(target, kind, violation.kind, shown)
+
+    def _lost(self, target: Target, exchange: Exchange) -> None:
+        if not self.client.returns_state:
+            return
+        for _ in exchange.lost:
+            caller = self.client.operation.name.lower()
+            self._note(target, LOST, f"{exchange.dialect} by {caller}", "")
+
+    def _take(self, target: Target, exchange: Exchange, data: bytes) -> bool:
+        client, turn = self.client, exchange.turn
+        assert turn is not None
         dialect = client.operation.name.lower()
         try:
-            answer = read(dialect, sent.back(raw), stream=client.stream)
+            answer = read(dialect, data, stream=client.stream)
             found = [*check(dialect, answer, turn, client.names, self.seen)]
         except Exception as error:
-            self.results.note(
-                target.api, ANSWER, f"{type(error).__name__}: {error}"[:90], raw[:_EXAMPLE].decode("utf-8", "replace")
-            )
+            self._note(target, ANSWER, f"{type(error).__name__}: {error}"[:90], data[:_EXAMPLE].decode("utf-8", "replace"))
             return False
         for kind in found:
-            self.results.note(target.api, ANSWER, kind, json.dumps(answer, default=str)[:_EXAMPLE])
+            self._note(target, ANSWER, kind, json.dumps(answer, default=str)[:_EXAMPLE])
         answer.pop("end", None)
         client.take(answer)
         return True
 
-    def _judge(self, target: Target, fake: Fake, sent: Sent) -> None:
-        found = fake.verify(sent.dialect, sent.body)
-        for violation in found:
-            form = MEANS if violation.means else REFUSED
-            self.results.note(
-                target.api,
-                form,
-                violation.kind,
-                f"{target.model} {self.client.shape} {violation.message[:80]} | {_shown(sent.body)}",
-            )
-        if any(not violation.means for violation in found):
-            self.results.refused[target.api] += 1
-            self.results.broken.add((self.seed, target.api))
-        if self.client.returns_state:
-            for _ in fake.ledger.lost(sent.dialect, sent.body):
-                self.results.note(
-                    target.api,
-                    LOST,
-                    f"{sent.dialect} by {self.client.operation.name.lower()}",
-                    f"{target.model} {self.client.shape}",
-                )
+    def _note(self, target: Target, form: str, kind: str, example: str) -> None:
+        self.results.note(target.api, form, kind, f"{target.model} {self.client.shape} {example}")
 
 
 def _shown(body: Any) -> str:
     return json.dumps(body, ensure_ascii=False)[:_EXAMPLE]
 
 
-def run(conversations: int, *, steps: int = 4, seed: int = 0, apis: tuple[str, ...] = ()) -> Results:
+def _message(words: str) -> str:
+    try:
+        error = json.loads(words)["error"]
+        return str(error["message"])
+    except (ValueError, KeyError, TypeError):
+        return words
+
+
+async def run(seeds: range, *, steps: int = 4, apis: tuple[str, ...] = (), **more: Any) -> Results:
     """Every conversation against every API; a third of the steps is answered by any other."""
-    results, pipeline = Results(), Pipeline()
-    for number in range(seed, seed + conversations):
-        for api, models in by_api().items():
-            if apis and api not in apis:
-                continue
-            random = Random(number * 1009 + sum(map(ord, api)))
-            conversation = Conversation(number, new_client(number), random, results, pipeline)
-            own = models[number % len(models)]
-            for step in range(steps):
-                elsewhere = step < steps - 1 and random.random() < 0.3
-                if not conversation.step(random.choice(targets()) if elsewhere else own, step):
-                    break
+    results = Results()
+    async with field_of_apis(**more) as field_:
+        for seed in seeds:
+            for api, models in by_api().items():
+                if apis and api not in apis:
+                    continue
+                random = Random(seed * 1009 + sum(map(ord, api)))
+                conversation = Conversation(seed, new_client(seed), random, results, field_)
+                await _converse(conversation, models[seed % len(models)], steps, apis)
     return results
 
 
-def sessions(number: int, steps: int) -> tuple[Results, int]:
+async def _converse(conversation: Conversation, own: Target, steps: int, apis: tuple[str, ...]) -> None:
+    others = [target for target in targets() if not apis or target.api in apis]
+    for step in range(steps):
+        elsewhere = step < steps - 1 and conversation.random.random() < 0.3
+        if not await conversation.step(conversation.random.choice(others) if elsewhere else own, step):
+            return
+
+
+async def sessions(seeds: range, steps: int, **more: Any) -> tuple[Results, int]:
     """Sessions that change the model at random steps; the steps that were not answered."""
-    results, pipeline, unanswered = Results(), Pipeline(), 0
-    for seed in range(number):
-        random = Random(seed)
-        conversation = Conversation(seed, new_client(seed), random, results, pipeline)
-        target = random.choice(targets())
-        for step in range(steps):
-            if random.random() < 0.2:
-                target = random.choice(targets())
-            unanswered += not conversation.step(target, step)
+    results, unanswered = Results(), 0
+    async with field_of_apis(**more) as field_:
+        for seed in seeds:
+            random = Random(seed)
+            conversation = Conversation(seed, new_client(seed), random, results, field_)
+            target = random.choice(targets())
+            for step in range(steps):
+                if random.random() < 0.2:
+                    target = random.choice(targets())
+                unanswered += not await conversation.step(target, step)
     return results, unanswered

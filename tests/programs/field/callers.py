@@ -1,0 +1,61 @@
+"""A real gateway before the APIs of the field, and what a caller sends to it, over sockets."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+from backends.interface import Operation
+from tests.programs.field.providers import Providers, plain_url
+from tests.programs.field.rules import Target, targets
+from tests.support.gateways import running
+
+_PATHS = {
+    Operation.CHAT: "/v1/chat/completions",
+    Operation.MESSAGES: "/v1/messages",
+    Operation.RESPONSES: "/v1/responses",
+}
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An answer as the caller gets it."""
+
+    status: int
+    headers: Mapping[str, str]
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Field:
+    """The gateway's address and the APIs behind it."""
+
+    url: str
+    providers: Providers
+    session: aiohttp.ClientSession
+
+    async def send(
+        self, route: str, operation: Operation, body: Mapping[str, Any], headers: Mapping[str, str]
+    ) -> Reply:
+        url = self.url + _PATHS[operation]
+        async with self.session.post(url, json={**body, "model": route}, headers=headers) as answer:
+            return Reply(answer.status, answer.headers, await answer.read())
+
+
+@asynccontextmanager
+async def field_of_apis(**more: Any) -> AsyncIterator[Field]:
+    """A pool and a route for every target. `more`: sections of the configuration."""
+    async with Providers() as providers:
+        pools = {target.pool: _pool(target, providers.url) for target in targets()}
+        routes = {target.pool: {"tiers": [target.pool]} for target in targets()}
+        async with running(pools, routes, **more) as gateway, aiohttp.ClientSession() as session:
+            yield Field(gateway.url, providers, session)
+
+
+def _pool(target: Target, proxy: str) -> dict[str, Any]:
+    kind, url = target.rules["backend"], plain_url(target)
+    return {"backend": kind, "model": target.model, "api_key": "sk-field", "endpoints": [url], "proxy": proxy}
