@@ -1,0 +1,56 @@
+"""Divides a run of the bench among processes, each with a gateway of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+
+from tests.programs.field.bench import Results, run, sessions
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`seed`: of the first conversation. `apis`: names; empty: all. `steps`: of a session."""
+
+    conversations: int
+    sessions: int
+    steps: int
+    seed: int
+    apis: tuple[str, ...]
+    jobs: int
+
+
+@dataclass
+class Found:
+    """`long`: of sessions with changes of the model; `unanswered`: their steps without an answer."""
+
+    short: Results = field(default_factory=Results)
+    long: Results = field(default_factory=Results)
+    unanswered: int = 0
+
+
+def carry_out(plan: Plan) -> Found:
+    found, end = Found(), plan.seed + plan.conversations
+    with ProcessPoolExecutor(plan.jobs, get_context("spawn")) as pool:
+        parts = [pool.submit(_run, range(plan.seed + job, end, plan.jobs), plan.apis) for job in range(plan.jobs)]
+        walks = [pool.submit(_walk, range(job, plan.sessions, plan.jobs), plan.steps) for job in range(plan.jobs)]
+        for part in parts:
+            found.short.add(part.result())
+        for walk in walks:
+            results, unanswered = walk.result()
+            found.long.add(results)
+            found.unanswered += unanswered
+    return found
+
+
+def _run(seeds: range, apis: tuple[str, ...]) -> Results:
+    logging.disable(logging.WARNING)
+    return asyncio.run(run(seeds, apis=apis))
+
+
+def _walk(seeds: range, steps: int) -> tuple[Results, int]:
+    logging.disable(logging.WARNING)
+    return asyncio.run(sessions(seeds, steps))
