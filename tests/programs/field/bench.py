@@ -96,7 +96,7 @@ class Conversation:
         self.results.classes[target.api, form] += 1
         if form == REFUSED:
             self.results.broken.add((self.seed, target.api))
-        for violation in failed[-1].violations:
+        for violation in {each.kind: each for each in reversed(failed[-1].violations)}.values():
             kind = MEANS if violation.means and form == REFUSED else form
             shown = f"{violation.message[:80]} | {_shown(failed[-1].body)}"
             self._note(target, kind, violation.kind, shown)
@@ -114,7 +114,8 @@ class Conversation:
         dialect = client.operation.name.lower()
         try:
             answer = read(dialect, data, stream=client.stream)
-            found = [*check(dialect, answer, turn, client.names, self.seen)]
+            translated = dialect != exchange.dialect
+            found = [*check(dialect, answer, turn, client.names, self.seen, translated=translated)]
         except Exception as error:
             self._note(target, ANSWER, f"{type(error).__name__}: {error}"[:90], data[:_EXAMPLE].decode("utf-8", "replace"))
             return False

@@ -95,8 +95,11 @@ def _response(events: list[Answer]) -> Answer:
     return last
 
 
-def check(dialect: str, answer: Answer, turn: Turn, names: set[str], seen: set[str]) -> Iterator[str]:
-    """Differences between what the model said and what the caller got. `seen`: ids of calls so far."""
+def check(
+    dialect: str, answer: Answer, turn: Turn, names: set[str], seen: set[str], *, translated: bool
+) -> Iterator[str]:
+    """Differences between what the model said and what the caller got. `seen`: ids of calls so far. Ids that a server
+    wrote in the caller's own dialect are the server's: not `translated`."""
     text, calls, end = _said(dialect, answer)
     if turn.text and turn.text not in text:
         yield "text is not the model's"
@@ -108,9 +111,9 @@ def check(dialect: str, answer: Answer, turn: Turn, names: set[str], seen: set[s
             yield "name of a tool that the caller does not have"
         if _loaded(given) != _loaded(said):
             yield "arguments are not the model's"
-        if not identity or re.fullmatch(_IDS[dialect], identity) is None:
+        if translated and (not identity or re.fullmatch(_IDS[dialect], identity) is None):
             yield "id of a call in no alphabet of the dialect"
-        if identity in seen:
+        if translated and identity in seen:
             yield "id of a call repeats"
         seen.add(identity)
     if end not in _ENDS[dialect][turn.end]:
