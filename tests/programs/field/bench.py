@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from dataclasses import dataclass, field
 from random import Random
@@ -134,11 +135,12 @@ def _shown(body: Any) -> str:
 
 
 def _message(words: str) -> str:
+    """The gateway's words, without places and names of pools."""
     try:
-        error = json.loads(words)["error"]
-        return str(error["message"])
+        words = str(json.loads(words)["error"]["message"])
     except (ValueError, KeyError, TypeError):
-        return words
+        pass
+    return re.sub(r"\[\d+\]", "[]", re.sub(r"No tier of this route can take the request: [^ ]+: ", "", words))
 
 
 async def run(seeds: range, *, steps: int = 4, apis: tuple[str, ...] = (), **more: Any) -> Results:

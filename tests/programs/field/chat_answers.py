@@ -101,7 +101,7 @@ def streamed(target: Target, body: Body, turn: Turn, ledger: Ledger) -> bytes:
     for number, call in enumerate(message.get("tool_calls") or ()):
         deltas += _call_deltas(target, call, number)
     chunks = [_chunk(target, turn, [{"index": 0, "delta": delta, "finish_reason": None}]) for delta in deltas]
-    end = "stop" if target.api == "gemini" else _ENDS[turn.end]
+    end = "stop" if target.api == "gemini" and turn.end == "calls" else _ENDS[turn.end]
     chunks.append(_chunk(target, turn, [{"index": 0, "delta": {}, "finish_reason": end}]))
     if (body.get("stream_options") or {}).get("include_usage") or target.api in ("mistral", "deepseek"):
         chunks.append({**_chunk(target, turn, []), "usage": _USAGE})

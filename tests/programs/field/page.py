@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from datetime import UTC, datetime
 
 from tests.programs.field.bench import ANSWER, LOST, MEANS, MENDED, NAMED, REFUSED, Results
@@ -58,13 +59,19 @@ def _number(found: Results, api: str, form: str) -> int:
 
 def _kinds(found: Results, form: str | None, most: int) -> str:
     """Rows of a class, most frequent first; None: of all."""
-    lines = ["| requests | API | kind | shortest example |", "|---|---|---|---|"]
-    chosen = [key for key, _ in found.counts.most_common() if form in (None, key[1])]
-    for key in chosen[:most]:
-        kind = key[2] if form else f"{key[1]}: {key[2]}"
-        lines.append(f"| {found.counts[key]} | {key[0]} | {_cell(kind)} | `{_cell(found.examples[key][:200])}` |")
-    if len(chosen) > most:
-        lines.append(f"| | | {len(chosen) - most} kinds more | |")
+    totals: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    for (api, of, kind), count in found.counts.items():
+        if form in (None, of):
+            totals[of, kind][api] += count
+    lines = ["| requests | kind | at | shortest example |", "|---|---|---|---|"]
+    rows = sorted(totals.items(), key=lambda row: -row[1].total())
+    for (of, kind), apis in rows[:most]:
+        example = min((found.examples[api, of, kind] for api in apis), key=len)
+        places = ", ".join(f"{api} {count}" for api, count in apis.most_common())
+        shown = kind if form else f"{of}: {kind}"
+        lines.append(f"| {apis.total()} | {_cell(shown)} | {places} | `{_cell(example[:240])}` |")
+    if len(rows) > most:
+        lines.append(f"| | {len(rows) - most} kinds more | | |")
     return "\n".join(lines)
 
 
