@@ -1,6 +1,7 @@
 """The transcript bench of the field.
 
-    python -m tests.programs.field [--conversations N] [--sessions N] [--seed N] [--apis NAMES] [--write]
+    python -m tests.programs.field [--conversations N] [--sessions N] [--seed N] [--apis NAMES] [--alone]
+        [--write]
 
 Generates conversations of ten clients, sends them through a gateway to fakes of every API, which verify each request
 and refuse in the API's words, and prints what was refused, altered or lost. `--apis`: separated by commas; `--write`:
@@ -29,10 +30,11 @@ def main() -> int:
     parser.add_argument("--apis", type=lambda text: tuple(text.split(",")), default=())
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--rows", type=int, default=150)
+    parser.add_argument("--alone", action="store_true", help="routes with one pool each")
     parser.add_argument("--write", action="store_true")
     args = parser.parse_args()
     begun = monotonic()
-    plan = Plan(args.conversations, args.sessions, args.steps, args.seed, args.apis, args.jobs)
+    plan = Plan(args.conversations, args.sessions, args.steps, args.seed, args.apis, args.jobs, args.alone)
     text = page(plan, carry_out(plan), args.rows)
     print(text)
     print(f"{monotonic() - begun:.0f} s", file=sys.stderr)

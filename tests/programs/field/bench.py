@@ -17,6 +17,7 @@ from tests.programs.field.rules import Target, by_api, targets
 
 _EXAMPLE = 400  # characters
 REFUSED = "refused"  # by the API, for what the gateway wrote or could have left out
+TRANSLATED = "refused, translated"  # of these, in another dialect than the caller's
 MENDED = "refused, then mended"  # asked again by the gateway, and answered
 MEANS = "meaning"  # refused by the API for what cannot be left out
 NAMED = "refused by name"  # by the gateway
@@ -26,12 +27,13 @@ LOST = "state lost"  # its maker would have accepted it
 
 @dataclass
 class Results:
-    """By API, class and kind. `examples`: the shortest of each. `broken`: conversations by API with a refusal."""
+    """By API, class and kind. `translated`: of the refused, those in another dialect than the caller's. `examples`: the shortest of each. `broken`: conversations by API with a refusal."""
 
     counts: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     examples: dict[tuple[str, str, str], str] = field(default_factory=dict)
     requests: Counter[str] = field(default_factory=Counter)
     classes: Counter[tuple[str, str]] = field(default_factory=Counter)  # requests by API and class
+    translated: Counter[tuple[str, str]] = field(default_factory=Counter)  # refused, by API and kind
     broken: set[tuple[int, str]] = field(default_factory=set)
 
     def note(self, api: str, form: str, kind: str, example: str) -> None:
@@ -45,6 +47,7 @@ class Results:
         self.counts += other.counts
         self.requests += other.requests
         self.classes += other.classes
+        self.translated += other.translated
         self.broken |= other.broken
         self.examples = {**other.examples, **self.examples}
 
@@ -95,12 +98,15 @@ class Conversation:
         means = all(violation.means for violation in failed[-1].violations)
         form = MENDED if reply.status == 200 else MEANS if means else REFUSED
         self.results.classes[target.api, form] += 1
+        translated = form == REFUSED and failed[-1].dialect != self.client.operation.name.lower()
         if form == REFUSED:
             self.results.broken.add((self.seed, target.api))
+            self.results.classes[target.api, TRANSLATED] += translated
         for violation in {each.kind: each for each in reversed(failed[-1].violations)}.values():
             kind = MEANS if violation.means and form == REFUSED else form
             shown = f"{violation.message[:80]} | {_shown(failed[-1].body)}"
             self._note(target, kind, violation.kind, shown)
+            self.results.translated[target.api, violation.kind] += translated and kind == REFUSED
 
     def _lost(self, target: Target, exchange: Exchange) -> None:
         if not self.client.returns_state:
@@ -143,10 +149,10 @@ def _message(words: str) -> str:
     return re.sub(r"\[\d+\]", "[]", re.sub(r"No tier of this route can take the request: [^ ]+: ", "", words))
 
 
-async def run(seeds: range, *, steps: int = 4, apis: tuple[str, ...] = (), **more: Any) -> Results:
+async def run(seeds: range, *, steps: int = 4, apis: tuple[str, ...] = (), alone: bool = False) -> Results:
     """Every conversation against every API; a third of the steps is answered by any other."""
     results = Results()
-    async with field_of_apis(**more) as field_:
+    async with field_of_apis(alone=alone) as field_:
         for seed in seeds:
             for api, models in by_api().items():
                 if apis and api not in apis:
@@ -165,10 +171,10 @@ async def _converse(conversation: Conversation, own: Target, steps: int, apis: t
             return
 
 
-async def sessions(seeds: range, steps: int, **more: Any) -> tuple[Results, int]:
+async def sessions(seeds: range, steps: int, *, alone: bool = False) -> tuple[Results, int]:
     """Sessions that change the model at random steps; the steps that were not answered."""
     results, unanswered = Results(), 0
-    async with field_of_apis(**more) as field_:
+    async with field_of_apis(alone=alone) as field_:
         for seed in seeds:
             random = Random(seed)
             conversation = Conversation(seed, new_client(seed), random, results, field_)

@@ -10,9 +10,9 @@ from typing import Any
 import aiohttp
 
 from backends.interface import Operation
-from tests.programs.field.providers import Providers, plain_url
+from tests.programs.field.providers import SPARE, Providers, plain_url
 from tests.programs.field.rules import Target, targets
-from tests.support.gateways import running
+from tests.support.gateways import pool, running
 
 _PATHS = {
     Operation.CHAT: "/v1/chat/completions",
@@ -47,12 +47,15 @@ class Field:
 
 
 @asynccontextmanager
-async def field_of_apis(**more: Any) -> AsyncIterator[Field]:
-    """A pool and a route for every target. `more`: sections of the configuration."""
+async def field_of_apis(*, alone: bool) -> AsyncIterator[Field]:
+    """A pool and a route for every target. `alone`: each route has one pool, so that a caller may know what it accepts;
+    else another one behind, which never answers."""
     async with Providers() as providers:
         pools = {target.pool: _pool(target, providers.url) for target in targets()}
-        routes = {target.pool: {"tiers": [target.pool]} for target in targets()}
-        async with running(pools, routes, **more) as gateway, aiohttp.ClientSession() as session:
+        pools["spare"] = pool(SPARE, model="spare", proxy=providers.url)
+        behind = [] if alone else ["spare"]
+        routes = {target.pool: {"tiers": [target.pool, *behind]} for target in targets()}
+        async with running(pools, routes) as gateway, aiohttp.ClientSession() as session:
             yield Field(gateway.url, providers, session)
 
 

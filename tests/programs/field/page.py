@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from datetime import UTC, datetime
 
-from tests.programs.field.bench import ANSWER, LOST, MEANS, MENDED, NAMED, REFUSED, Results
+from tests.programs.field.bench import ANSWER, LOST, MEANS, MENDED, NAMED, REFUSED, TRANSLATED, Results
 from tests.programs.field.shares import Found, Plan
 
 _CLASSES = {
@@ -21,7 +21,8 @@ _CLASSES = {
 def page(plan: Plan, carried: Found, rows: int) -> str:
     """Markdown. `rows`: most of a table."""
     found, long, conversations = carried.short, carried.long, plan.conversations
-    command = f"python -m tests.programs.field --conversations {conversations} --sessions {plan.sessions} --write"
+    command = f"python -m tests.programs.field --conversations {conversations} --sessions {plan.sessions}"
+    command += " --alone" * plan.alone
     asked, steps = sum(found.requests.values()), sum(long.requests.values())
     refused = sum(count for (_, form), count in long.classes.items() if form == REFUSED)
     lost = sum(count for (_, form, _), count in long.counts.items() if form == LOST)
@@ -42,11 +43,12 @@ def page(plan: Plan, carried: Found, rows: int) -> str:
 
 def _summary(found: Results) -> str:
     lines = [
-        "| API | requests | refused | for its meaning | by the gateway | mended | answers altered | state lost |",
-        "|---|---|---|---|---|---|---|---|",
+        "| API | requests | refused | of these translated | for its meaning | by the gateway | mended | answers altered "
+        "| state lost |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for api, asked in sorted(found.requests.items(), key=lambda each: -found.classes[each[0], REFUSED]):
-        of_class = [found.classes[api, form] for form in (REFUSED, MEANS)]
+        of_class = [found.classes[api, form] for form in (REFUSED, TRANSLATED, MEANS)]
         kinds = [_number(found, api, form) for form in (NAMED, ANSWER, LOST)]
         cells = [*of_class, kinds[0], found.classes[api, MENDED], *kinds[1:]]
         lines.append(f"| {api} | {asked} | {' | '.join(map(str, cells))} |")
@@ -63,15 +65,16 @@ def _kinds(found: Results, form: str | None, most: int) -> str:
     for (api, of, kind), count in found.counts.items():
         if form in (None, of):
             totals[of, kind][api] += count
-    lines = ["| requests | kind | at | shortest example |", "|---|---|---|---|"]
+    lines = ["| requests | translated | kind | at | shortest example |", "|---|---|---|---|---|"]
     rows = sorted(totals.items(), key=lambda row: -row[1].total())
     for (of, kind), apis in rows[:most]:
         example = min((found.examples[api, of, kind] for api in apis), key=len)
         places = ", ".join(f"{api} {count}" for api, count in apis.most_common())
         shown = kind if form else f"{of}: {kind}"
-        lines.append(f"| {apis.total()} | {_cell(shown)} | {places} | `{_cell(example[:240])}` |")
+        translated = sum(found.translated[api, kind] for api in apis) if of == REFUSED else ""
+        lines.append(f"| {apis.total()} | {translated} | {_cell(shown)} | {places} | `{_cell(example[:240])}` |")
     if len(rows) > most:
-        lines.append(f"| | {len(rows) - most} kinds more | | |")
+        lines.append(f"| | | {len(rows) - most} kinds more | | |")
     return "\n".join(lines)
 
 

@@ -22,6 +22,7 @@ from tests.programs.field.rules import Target, Violation, targets
 from tests.programs.field.state import Ledger
 
 _PATHS = {"/chat/completions": "chat", "/messages": "messages", "/responses": "responses"}
+SPARE = "http://spare.field.test/v1"  # of an API that is always overloaded
 _JSON, _EVENTS = b"application/json", b"text/event-stream"
 
 
@@ -89,6 +90,8 @@ class Providers:
 
     def serve(self, host: str, method: str, path: str, body: bytes) -> tuple[int, bytes, bytes]:
         """Answer as the API of the host does. Names of models are read from the body, else from the path."""
+        if host not in self._hosts:
+            return 503, _JSON, b'{"error": {"message": "Overloaded", "type": "server_error", "code": null}}'
         known = self._hosts[host]
         if method != "POST":
             return self._side_page(known, path)

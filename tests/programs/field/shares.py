@@ -13,7 +13,8 @@ from tests.programs.field.bench import Results, run, sessions
 
 @dataclass(frozen=True)
 class Plan:
-    """`seed`: of the first conversation. `apis`: names; empty: all. `steps`: of a session."""
+    """`seed`: of the first conversation. `apis`: names; empty: all. `steps`: of a session. `alone`: routes have
+    one pool each."""
 
     conversations: int
     sessions: int
@@ -21,6 +22,7 @@ class Plan:
     seed: int
     apis: tuple[str, ...]
     jobs: int
+    alone: bool
 
 
 @dataclass
@@ -35,8 +37,8 @@ class Found:
 def carry_out(plan: Plan) -> Found:
     found, end = Found(), plan.seed + plan.conversations
     with ProcessPoolExecutor(plan.jobs, get_context("spawn")) as pool:
-        parts = [pool.submit(_run, range(plan.seed + job, end, plan.jobs), plan.apis) for job in range(plan.jobs)]
-        walks = [pool.submit(_walk, range(job, plan.sessions, plan.jobs), plan.steps) for job in range(plan.jobs)]
+        parts = [pool.submit(_run, range(plan.seed + job, end, plan.jobs), plan.apis, plan.alone) for job in range(plan.jobs)]
+        walks = [pool.submit(_walk, range(job, plan.sessions, plan.jobs), plan.steps, plan.alone) for job in range(plan.jobs)]
         for part in parts:
             found.short.add(part.result())
         for walk in walks:
@@ -46,11 +48,11 @@ def carry_out(plan: Plan) -> Found:
     return found
 
 
-def _run(seeds: range, apis: tuple[str, ...]) -> Results:
+def _run(seeds: range, apis: tuple[str, ...], alone: bool) -> Results:
     logging.disable(logging.WARNING)
-    return asyncio.run(run(seeds, apis=apis))
+    return asyncio.run(run(seeds, apis=apis, alone=alone))
 
 
-def _walk(seeds: range, steps: int) -> tuple[Results, int]:
+def _walk(seeds: range, steps: int, alone: bool) -> tuple[Results, int]:
     logging.disable(logging.WARNING)
-    return asyncio.run(sessions(seeds, steps))
+    return asyncio.run(sessions(seeds, steps, alone=alone))
