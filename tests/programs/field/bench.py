@@ -10,7 +10,7 @@ from random import Random
 from typing import Any
 
 from tests.programs.field.caller_checks import check, read
-from tests.programs.field.callers import Field, Reply, field_of_apis
+from tests.programs.field.callers import Field, Reply, alone, field_of_apis, with_spare
 from tests.programs.field.clients import Client, new_client
 from tests.programs.field.providers import Accounts, Exchange
 from tests.programs.field.rules import Target, by_api, targets
@@ -61,6 +61,7 @@ class Conversation:
     random: Random
     results: Results
     apis: Field
+    alone: bool
     seen: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -77,18 +78,24 @@ class Conversation:
             reply = await self._send(target, lenient=True)
         answered = [each for each in self.accounts.exchanges if each.turn is not None]
         if reply.status != 200 or not answered:
-            words = reply.data.decode("utf-8", "replace")
-            self._note(target, NAMED, f"{reply.status} {_message(words)}"[:120], "")
+            await self._refused_by_name(target)
             return False
         if not refused or refused[-1] is not answered[-1]:
             self._lost(target, answered[-1])
         return self._take(target, answered[-1], reply.data)
 
+    async def _refused_by_name(self, target: Target) -> None:
+        """The gateway's words where there is no other pool."""
+        client = self.client
+        reply = await self.apis.send(alone(target), client.operation, client.body(), client.headers)
+        self._note(target, NAMED, f"{reply.status} {_message(reply.data.decode('utf-8', 'replace'))}"[:120], "")
+
     async def _send(self, target: Target, *, lenient: bool) -> Reply:
+        route = alone(target) if self.alone else with_spare(target)
         self.accounts.lenient, self.accounts.exchanges = lenient, []
         self.apis.providers.accounts = self.accounts
         client = self.client
-        return await self.apis.send(target.pool, client.operation, client.body(), client.headers)
+        return await self.apis.send(route, client.operation, client.body(), client.headers)
 
     def _judge(self, target: Target, exchanges: list[Exchange], reply: Reply) -> None:
         """Kinds of the refusal that the caller reads, and of those that were mended before."""
@@ -149,16 +156,16 @@ def _message(words: str) -> str:
     return re.sub(r"\[\d+\]", "[]", re.sub(r"No tier of this route can take the request: [^ ]+: ", "", words))
 
 
-async def run(seeds: range, *, steps: int = 4, apis: tuple[str, ...] = (), alone: bool = False) -> Results:
+async def run(seeds: range, *, steps: int = 4, apis: tuple[str, ...] = (), one_pool: bool = False) -> Results:
     """Every conversation against every API; a third of the steps is answered by any other."""
     results = Results()
-    async with field_of_apis(alone=alone) as field_:
+    async with field_of_apis() as field_:
         for seed in seeds:
             for api, models in by_api().items():
                 if apis and api not in apis:
                     continue
                 random = Random(seed * 1009 + sum(map(ord, api)))
-                conversation = Conversation(seed, new_client(seed), random, results, field_)
+                conversation = Conversation(seed, new_client(seed), random, results, field_, one_pool)
                 await _converse(conversation, models[seed % len(models)], steps, apis)
     return results
 
@@ -171,13 +178,13 @@ async def _converse(conversation: Conversation, own: Target, steps: int, apis: t
             return
 
 
-async def sessions(seeds: range, steps: int, *, alone: bool = False) -> tuple[Results, int]:
+async def sessions(seeds: range, steps: int, *, one_pool: bool = False) -> tuple[Results, int]:
     """Sessions that change the model at random steps; the steps that were not answered."""
     results, unanswered = Results(), 0
-    async with field_of_apis(alone=alone) as field_:
+    async with field_of_apis() as field_:
         for seed in seeds:
             random = Random(seed)
-            conversation = Conversation(seed, new_client(seed), random, results, field_)
+            conversation = Conversation(seed, new_client(seed), random, results, field_, one_pool)
             target = random.choice(targets())
             for step in range(steps):
                 if random.random() < 0.2:

@@ -47,16 +47,26 @@ class Field:
 
 
 @asynccontextmanager
-async def field_of_apis(*, alone: bool) -> AsyncIterator[Field]:
-    """A pool and a route for every target. `alone`: each route has one pool, so that a caller may know what it accepts;
-    else another one behind, which never answers."""
+async def field_of_apis() -> AsyncIterator[Field]:
+    """Two routes for every target: one with its pool alone, so that a caller may know what it accepts, and one with
+    another pool behind, which never answers."""
     async with Providers() as providers:
         pools = {target.pool: _pool(target, providers.url) for target in targets()}
+        routes: dict[str, Any] = {alone(target): {"tiers": [target.pool]} for target in targets()}
+        routes |= {with_spare(target): {"tiers": [target.pool, "spare"]} for target in targets()}
         pools["spare"] = pool(SPARE, model="spare", proxy=providers.url)
-        behind = [] if alone else ["spare"]
-        routes = {target.pool: {"tiers": [target.pool, *behind]} for target in targets()}
         async with running(pools, routes) as gateway, aiohttp.ClientSession() as session:
             yield Field(gateway.url, providers, session)
+
+
+def alone(target: Target) -> str:
+    """Name of a route."""
+    return f"{target.pool}-alone"
+
+
+def with_spare(target: Target) -> str:
+    """Name of a route."""
+    return f"{target.pool}-and-more"
 
 
 def _pool(target: Target, proxy: str) -> dict[str, Any]:

@@ -50,9 +50,9 @@ def carry_out(plan: Plan) -> Found:
 
 def _run(seeds: range, apis: tuple[str, ...], alone: bool) -> Results:
     logging.disable(logging.WARNING)
-    return asyncio.run(run(seeds, apis=apis, alone=alone))
+    return asyncio.run(run(seeds, apis=apis, one_pool=alone))
 
 
 def _walk(seeds: range, steps: int, alone: bool) -> tuple[Results, int]:
     logging.disable(logging.WARNING)
-    return asyncio.run(sessions(seeds, steps, alone=alone))
+    return asyncio.run(sessions(seeds, steps, one_pool=alone))
