@@ -36,8 +36,8 @@ bench: $(DEV) ## compare with nginx, three routers in Rust, LiteLLM and the last
 	@$(BIN)/python -m benchmarks.truth
 	@$(BIN)/python -m benchmarks.mixed
 
-field: $(DEV) ## 2,000 conversations of ten clients before 17 APIs that verify, written to benchmarks/field.md (N=2000)
-	@$(BIN)/python -m tests.programs.field $(or $(N),2000) --write
+field: $(DEV) ## 2,000 conversations of ten clients before fakes of 17 APIs that verify (ARGS="--conversations 200")
+	@$(BIN)/python -m tests.programs.field $(ARGS)
 
 chaos: $(DEV) ## run the catalogue of faults and write docs/reliability.md (ARGS="--only 2-4 --quick")
 	@$(BIN)/python -m tests.programs.chaos --page docs/reliability.md $(ARGS)

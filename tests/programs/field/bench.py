@@ -131,7 +131,9 @@ class Conversation:
             translated = dialect != exchange.dialect
             found = [*check(dialect, answer, turn, client.names, self.seen, translated=translated)]
         except Exception as error:
-            self._note(target, ANSWER, f"{type(error).__name__}: {error}"[:90], data[:_EXAMPLE].decode("utf-8", "replace"))
+            self._note(
+                target, ANSWER, f"{type(error).__name__}: {error}"[:90], data[:_EXAMPLE].decode("utf-8", "replace")
+            )
             return False
         for kind in found:
             self._note(target, ANSWER, kind, json.dumps(answer, default=str)[:_EXAMPLE])

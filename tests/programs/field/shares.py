@@ -37,8 +37,12 @@ class Found:
 def carry_out(plan: Plan) -> Found:
     found, end = Found(), plan.seed + plan.conversations
     with ProcessPoolExecutor(plan.jobs, get_context("spawn")) as pool:
-        parts = [pool.submit(_run, range(plan.seed + job, end, plan.jobs), plan.apis, plan.alone) for job in range(plan.jobs)]
-        walks = [pool.submit(_walk, range(job, plan.sessions, plan.jobs), plan.steps, plan.alone) for job in range(plan.jobs)]
+        parts = [
+            pool.submit(_run, range(plan.seed + job, end, plan.jobs), plan.apis, plan.alone) for job in range(plan.jobs)
+        ]
+        walks = [
+            pool.submit(_walk, range(job, plan.sessions, plan.jobs), plan.steps, plan.alone) for job in range(plan.jobs)
+        ]
         for part in parts:
             found.short.add(part.result())
         for walk in walks:
