@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -27,7 +28,8 @@ LOST = "state lost"  # its maker would have accepted it
 
 @dataclass
 class Results:
-    """By API, class and kind. `translated`: of the refused, those in another dialect than the caller's. `examples`: the shortest of each. `broken`: conversations by API with a refusal."""
+    """By API, class and kind. `translated`: of the refused, those in another dialect than the caller's. `examples`: the
+    shortest of each. `broken`: conversations by API with a refusal."""
 
     counts: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     examples: dict[tuple[str, str, str], str] = field(default_factory=dict)
@@ -81,7 +83,7 @@ class Conversation:
             await self._refused_by_name(target)
             return False
         if not refused or refused[-1] is not answered[-1]:
-            self._lost(target, answered[-1])
+            self._lost(target, answered[-1:])
         return self._take(target, answered[-1], reply.data)
 
     async def _refused_by_name(self, target: Target) -> None:
@@ -101,7 +103,8 @@ class Conversation:
         """Kinds of the refusal that the caller reads, and of those that were mended before."""
         failed = [each for each in exchanges if each.turn is None]
         if not failed:
-            return self._lost(target, exchanges[-1]) if exchanges else None
+            self._lost(target, exchanges[-1:])
+            return
         means = all(violation.means for violation in failed[-1].violations)
         form = MENDED if reply.status == 200 else MEANS if means else REFUSED
         self.results.classes[target.api, form] += 1
@@ -115,12 +118,10 @@ class Conversation:
             self._note(target, kind, violation.kind, shown)
             self.results.translated[target.api, violation.kind] += translated and kind == REFUSED
 
-    def _lost(self, target: Target, exchange: Exchange) -> None:
-        if not self.client.returns_state:
-            return
-        for _ in exchange.lost:
-            caller = self.client.operation.name.lower()
-            self._note(target, LOST, f"{exchange.dialect} by {caller}", "")
+    def _lost(self, target: Target, exchanges: list[Exchange]) -> None:
+        for exchange in exchanges if self.client.returns_state else ():
+            for _ in exchange.lost:
+                self._note(target, LOST, f"{exchange.dialect} by {self.client.operation.name.lower()}", "")
 
     def _take(self, target: Target, exchange: Exchange, data: bytes) -> bool:
         client, turn = self.client, exchange.turn
@@ -151,10 +152,8 @@ def _shown(body: Any) -> str:
 
 def _message(words: str) -> str:
     """The gateway's words, without places and names of pools."""
-    try:
+    with suppress(ValueError, KeyError, TypeError):
         words = str(json.loads(words)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        pass
     return re.sub(r"\[\d+\]", "[]", re.sub(r"No tier of this route can take the request: [^ ]+: ", "", words))
 
 

@@ -33,8 +33,8 @@ def page(plan: Plan, carried: Found, rows: int) -> str:
         "Conversations and APIs with a request that was refused for a member, a form or an order: "
         f"{len(found.broken)} of {conversations * len(found.requests)}.",
         _summary(found),
-        f"Sessions with changes of the model: {refused} of {steps} steps refused, {carried.unanswered} without an answer, "
-        f"{lost} blocks lost.",
+        f"Sessions with changes of the model: {refused} of {steps} steps refused, {carried.unanswered} without "
+        f"an answer, {lost} blocks lost.",
         *(f"## {form.capitalize()}: {words}\n\n{_kinds(found, form, rows)}" for form, words in _CLASSES.items()),
         f"## Sessions\n\n{_kinds(long, None, 60)}",
     ]
@@ -43,8 +43,8 @@ def page(plan: Plan, carried: Found, rows: int) -> str:
 
 def _summary(found: Results) -> str:
     lines = [
-        "| API | requests | refused | of these translated | for its meaning | by the gateway | mended | answers altered "
-        "| state lost |",
+        "| API | requests | refused | of these translated | for its meaning | by the gateway | mended "
+        "| answers altered | state lost |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for api, asked in sorted(found.requests.items(), key=lambda each: -found.classes[each[0], REFUSED]):
