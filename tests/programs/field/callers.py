@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +14,7 @@ from tests.programs.field.providers import SPARE, Providers, plain_url
 from tests.programs.field.rules import Target, targets
 from tests.support.gateways import pool, running
 
-_PATHS = {
+PATHS = {
     Operation.CHAT: "/v1/chat/completions",
     Operation.MESSAGES: "/v1/messages",
     Operation.RESPONSES: "/v1/responses",
@@ -41,19 +41,20 @@ class Field:
     async def send(
         self, route: str, operation: Operation, body: Mapping[str, Any], headers: Mapping[str, str]
     ) -> Reply:
-        url = self.url + _PATHS[operation]
+        url = self.url + PATHS[operation]
         async with self.session.post(url, json={**body, "model": route}, headers=headers) as answer:
             return Reply(answer.status, answer.headers, await answer.read())
 
 
 @asynccontextmanager
-async def field_of_apis() -> AsyncIterator[Field]:
-    """Two routes for every target: one with its pool alone, so that a caller may know what it accepts, and one with
+async def field_of_apis(apis: Collection[str] = ()) -> AsyncIterator[Field]:
+    """Before some APIs, or all. Two routes for every target: one with its pool alone, so that a caller may know what it accepts, and one with
     another pool behind, which never answers."""
+    known = [target for target in targets() if not apis or target.api in apis]
     async with Providers() as providers:
-        pools = {target.pool: _pool(target, providers.url) for target in targets()}
-        routes: dict[str, Any] = {alone(target): {"tiers": [target.pool]} for target in targets()}
-        routes |= {with_spare(target): {"tiers": [target.pool, "spare"]} for target in targets()}
+        pools = {target.pool: _pool(target, providers.url) for target in known}
+        routes: dict[str, Any] = {alone(target): {"tiers": [target.pool]} for target in known}
+        routes |= {with_spare(target): {"tiers": [target.pool, "spare"]} for target in known}
         pools["spare"] = pool(SPARE, model="spare", proxy=providers.url)
         async with running(pools, routes) as gateway, aiohttp.ClientSession() as session:
             yield Field(gateway.url, providers, session)
