@@ -1,7 +1,7 @@
 """Reports of what gateways do wrong to a request: members, roles, tools and schemas that a server refuses.
 
-The numbers are those of the reports. A mark of `xfail` is what is wrong today; a mend turns the mark out. Fakes verify as
-the APIs do, and refuse in the APIs' words. Costs (10) are held by test_cost_header.py, a full queue of vLLM (22) by
+The numbers are those of the reports. A mark of `xfail` is what is wrong today; a mend turns the mark out. Fakes
+verify as the APIs do, and refuse in the APIs' words. Costs (10) are held by test_cost_header.py, a full queue of vLLM (22) by
 test_queue_limits.py.
 """
 
@@ -203,7 +203,6 @@ async def test_members_of_tools_are_not_sent_without_tools(left: str) -> None:
     assert left not in await sent_to_a_chat_server(RESPONSES, body)
 
 
-@fault(23)
 async def test_a_choice_of_a_tool_that_is_left_out_is_left_out() -> None:
     search = {"type": "web_search_20250305", "name": "web_search"}
     body = {**SAID, "tools": [search], "tool_choice": {"type": "tool", "name": "web_search"}}

@@ -48,8 +48,8 @@ class Field:
 
 @asynccontextmanager
 async def field_of_apis(apis: Collection[str] = ()) -> AsyncIterator[Field]:
-    """Before some APIs, or all. Two routes for every target: one with its pool alone, so that a caller may know what it accepts, and one with
-    another pool behind, which never answers."""
+    """Before some APIs, or all. Two routes for every target: one with its pool alone, so that a caller may know what it
+    accepts, and one with another pool behind, which never answers."""
     known = [target for target in targets() if not apis or target.api in apis]
     async with Providers() as providers:
         pools = {target.pool: _pool(target, providers.url) for target in known}
