@@ -1,8 +1,8 @@
 """Reports of what gateways do wrong to a request: members, roles, tools and schemas that a server refuses.
 
-The numbers are those of the reports. A mark of `xfail` is what is wrong today; a mend turns the mark out. Fakes
-verify as the APIs do, and refuse in the APIs' words. Costs (10) are held by test_cost_header.py, a full queue of vLLM (22) by
-test_queue_limits.py.
+The numbers are those of the reports. A mark of `xfail` is what is wrong today; a mend turns the mark out. Fakes verify
+as the APIs do, and refuse in the APIs' words. Costs (10) are held by test_cost_header.py, a full queue of vLLM (22)
+by test_queue_limits.py.
 """
 
 from __future__ import annotations
