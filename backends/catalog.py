@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from backends.anthropic import Anthropic
 from backends.interface import Backend, BackendConfig
 from backends.metered_engine import LlamaCpp, TensorRT, TextGenerationInference
-from backends.openai import AzureOpenAI, Compatible, Mistral, Ollama, OpenAI, OpenAIPlatform, Reasoning
+from backends.openai import AzureOpenAI, Compatible, KeepsReasoning, Mistral, Ollama, OpenAI, OpenAIPlatform
 from backends.vllm import SGLang, SimulatedVllm, Vllm
 
 
@@ -51,8 +51,8 @@ _ALL = (
     _api("mistral", "https://api.mistral.ai/v1", "Mistral's La Plateforme", Mistral),
     _api("together", "https://api.together.xyz/v1", "Together AI"),
     _api("fireworks", "https://api.fireworks.ai/inference/v1", "Fireworks AI"),
-    _api("openrouter", "https://openrouter.ai/api/v1", "OpenRouter", Reasoning),
-    _api("deepseek", "https://api.deepseek.com/v1", "DeepSeek", Reasoning),
+    _api("openrouter", "https://openrouter.ai/api/v1", "OpenRouter", KeepsReasoning),
+    _api("deepseek", "https://api.deepseek.com/v1", "DeepSeek", KeepsReasoning),
     _api("anthropic", "https://api.anthropic.com", "Anthropic's Messages API", Anthropic),
 )
 KINDS: Mapping[str, BackendKind] = {kind.name: kind for kind in _ALL}

@@ -15,6 +15,8 @@ from urllib.parse import urlencode
 
 import msgspec
 
+from backends.facts.model_facts import Facts
+
 
 class Operation(Enum):
     """Operation of a request; the value is the path."""
@@ -256,6 +258,10 @@ class Backend(Protocol):
 
     def call(self, forward: BackendRequest) -> HttpCall: ...
 
+    def facts(self, model: str) -> Facts:
+        """Facts of `model` at the servers: by the rows, with the configuration above them."""
+        return Facts()
+
     def with_key(self, header: str, key: str) -> Backend:
         """The same dialect with a caller's own key as its secret. `header`: in which the caller has sent the key."""
         return self
@@ -361,6 +367,8 @@ class BackendConfig:
     prompt_caching: bool = True  # mark what the provider's cache is to hold
     adapters: frozenset[str] = frozenset()  # LoRA adapters, as the servers know them
     caller_keys: bool = False  # each caller's own key is sent, in place of `api_key`
+    api: str = ""  # row of the API's facts; empty: that of the kind
+    accepts: Mapping[str, Any] = field(default_factory=dict)  # facts in place of those of the rows
     key_header: str = ""  # of the key; empty: the dialect's own
 
     def target(self, path: str) -> str:

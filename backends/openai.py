@@ -16,6 +16,8 @@ from urllib.parse import quote
 import msgspec
 
 from backends import failures
+from backends.facts.lookup import facts_of
+from backends.facts.model_facts import Facts
 from backends.interface import (
     GENERATING,
     Assembler,
@@ -43,6 +45,7 @@ _CAPPED: Mapping[Operation, tuple[str, ...]] = {  # members that limit the outpu
 _LEAST = ("min_tokens", "min_new_tokens")  # members that ask for a least number of tokens
 _WITH_USAGE_OPTION = (Operation.CHAT, Operation.COMPLETION)
 BEARER = "authorization"  # header of a key that is a bearer token
+MOST_KNOWN = 512  # models of a backend whose facts are kept
 MIN_THINKING = 1024  # tokens, Anthropic's and vLLM's least budget
 _REASONING = ("reasoning_content", "reasoning_details")
 _WITH_CACHE_KEY = (Operation.CHAT, Operation.RESPONSES, Operation.COMPACT)
@@ -91,6 +94,7 @@ class OpenAI(Backend):
         self.config, self.keyed_by_callers = config, config.caller_keys
         self._headers = _headers(config, config.key_header or self.key_header)
         self._models = (config.model, *config.adapters)
+        self._facts: dict[str, Facts] = {}
 
     def call(self, forward: BackendRequest) -> HttpCall:
         headers = {"accept": "text/event-stream" if forward.stream else "application/json", **self._headers}
@@ -108,6 +112,15 @@ class OpenAI(Backend):
         if self.config.query:
             path = self.config.target(path)
         return HttpCall("POST", path, headers, self._encoded(self._body(forward)))
+
+    def facts(self, model: str) -> Facts:
+        found = self._facts.get(model)
+        if found is None:
+            if len(self._facts) >= MOST_KNOWN:
+                self._facts.clear()  # names are callers'
+            found = facts_of(self.config.api or self.kind, model, self.config.accepts)
+            self._facts[model] = found
+        return found
 
     def with_key(self, header: str, key: str) -> OpenAI:
         return type(self)(replace(self.config, api_key=key))
@@ -292,7 +305,7 @@ class Compatible(OpenAI):
         return body
 
 
-class Reasoning(Compatible):
+class KeepsReasoning(Compatible):
     """Wants the reasoning of earlier turns back."""
 
     reads_reasoning = True

@@ -13,66 +13,13 @@ from aiohttp import web
 
 from gateway.admin.admin_server import AdminServer
 from gateway.config.models import Config
-from gateway.config.part_keys import config_of
 from gateway.core.part import Part
-from gateway.parts.answers.answer_cache import AnswerCache
-from gateway.parts.caller_keys.caller_keys import CallerKeys
-from gateway.parts.comments.stream_comments import Comments
-from gateway.parts.counts.count_replies import CountReplies
-from gateway.parts.discovery.part import DiscoveryPart
-from gateway.parts.escalation.answer_quality import Escalations
-from gateway.parts.keys.part import KeysPart
-from gateway.parts.kv_events.part import KvEventsPart
-from gateway.parts.learned.part import LearnedPart
-from gateway.parts.picker.part import PickerPart
-from gateway.parts.quotas.quotas import Admission
-from gateway.parts.records.part import RecordsPart
-from gateway.parts.repair.prompt_repairs import Repairs
-from gateway.parts.replicas.part import ReplicasPart
-from gateway.parts.rescue.rescue import Rescues
-from gateway.parts.responses.kept_state import KeptState
-from gateway.parts.responses.responses_sockets import ResponsesSockets
-from gateway.parts.responses.stored_responses import StoredPaths
-from gateway.parts.tags.tags import Tags
-from gateway.parts.telemetry.part import TelemetryPart
-from gateway.parts.warming.part import CacheWarming
-from gateway.parts.windows.part import WindowsPart
-from gateway.parts.witness.part import WitnessPart
-from gateway.parts.workers.part import WorkersPart
+from gateway.part_list import PARTS
 from gateway.process import ADMIN_KEY, LISTEN_KEY, bind, naming, serve_app, url_of
 from gateway.wiring import Core
 from gateway.worker_context import WorkerContext
 
 P = TypeVar("P", bound=Part)
-
-PARTS: tuple[Callable[[Core], Part], ...] = (  # in the order of their starts, and of their hooks
-    RecordsPart,
-    TelemetryPart,
-    WorkersPart,
-    ReplicasPart,
-    KeysPart,
-    KvEventsPart,
-    Tags,
-    Admission,
-    Repairs,
-    KeptState,
-    CallerKeys,
-    Comments,
-    CountReplies,
-    AnswerCache,
-    lambda core: Rescues(core.fleet, core.dispatcher.run),
-    lambda core: Escalations(core.runtime.current),
-    StoredPaths,
-    ResponsesSockets,
-    CacheWarming,
-    WitnessPart,
-    WindowsPart,
-    DiscoveryPart,  # reloads at its start, where endpoints are to be found
-    LearnedPart,  # restores what belongs to the endpoints found
-    PickerPart,
-)
-
-CONFIG = config_of(PARTS)  # to load a file with the keys of all parts
 
 
 class Gateway:

@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gateway.app import CONFIG
 from gateway.config.schema import schema
+from gateway.part_list import CONFIG
 
 Schema = dict[str, Any]
 

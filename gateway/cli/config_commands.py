@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 
 from gateway.admission.key_store import MAX_KEYS, StoredKeys, StoreFull
 from gateway.admission.new_keys import SETTINGS, InvalidKey, in_file, is_hidden, new_key, operator_store
-from gateway.app import CONFIG
 from gateway.cli.tables import aligned
 from gateway.cluster.redis_client import Unavailable
 from gateway.config import schema as schemas
@@ -25,6 +24,7 @@ from gateway.config.config_errors import ConfigError, nearest
 from gateway.config.loading import load, load_without_secrets
 from gateway.config.models import Config, Key
 from gateway.config.notes import duration, notes
+from gateway.part_list import CONFIG
 from policies.routes.route import Route, Tier, Ttft
 
 T = TypeVar("T")

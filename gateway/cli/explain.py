@@ -21,13 +21,13 @@ from gateway.admin.admin_views import named_view
 from gateway.admission.auth import ANYONE
 from gateway.api import inference_request as ingress
 from gateway.api.api_error import ApiError
-from gateway.app import CONFIG
 from gateway.cli.gateway_client import ask_admin, authorization, key_in
 from gateway.cli.tables import aligned, shortened, wrapped
 from gateway.config.config_errors import ConfigError, file_errors
 from gateway.config.loading import load
 from gateway.config.models import Config
 from gateway.decider import Decider
+from gateway.part_list import CONFIG
 from gateway.runtime import routes_of, tokenizers
 from gateway.strict_json import BadJson, decode, encode
 from gateway.tokenize.estimator import Estimator

@@ -293,9 +293,9 @@ def serve(args: argparse.Namespace) -> int:
 
         return serve_found(args)
     from gateway import serve as server
-    from gateway.app import CONFIG
     from gateway.config.loading import load
     from gateway.config.notes import notes
+    from gateway.part_list import CONFIG
     from gateway.reload import ConfigSource
     from gateway.tokenize.tokenizers import EncoderError
 

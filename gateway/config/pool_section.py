@@ -10,10 +10,13 @@ from hashlib import blake2b
 from pathlib import Path
 from secrets import token_bytes
 from typing import Any, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from backends.catalog import KINDS, BackendKind
+from backends.facts.lookup import LIKE, api_of, model_row, with_overrides
+from backends.facts.model_facts import Facts
 from backends.http.tls_files import TlsFiles
 from backends.http.tunnel import ProxyAddress
 from backends.interface import BackendConfig
@@ -35,6 +38,7 @@ ENCODINGS = ("o200k_base", "cl100k_base", "o200k_harmony")
 
 
 _SECRET = token_bytes(16)
+_YES_NO = {"yes": True, "no": False}
 _VARIABLE_NAME = re.compile(r"(?:\$|os\.environ/|env\.|ENV:)[A-Z][A-Z0-9_]*")  # as other programs refer to one
 
 
@@ -141,6 +145,10 @@ class PoolSection(Section):
     """Parameters of the body that the servers know by another name: {max_tokens: max_completion_tokens}."""
     drop: frozenset[fields.ParameterName] = frozenset()
     """Parameters of the body that the servers do not know, and are not sent."""
+    accepts: Mapping[str, Any] = {}
+    """Facts of the servers in place of the known ones: members of a request (yes or no), and facts of docs/facts.md."""
+    reasoning: Literal["returned", "refused"] | None = None
+    """Whether the servers want the reasoning of earlier turns back, or refuse it; absent: as known of the model."""
     prompt_caching: Literal["on", "off"] = "on"
     """Requests to Anthropic carry cache breakpoints at their stable prefixes where the caller sets none."""
     tls: TlsSection | None = None
@@ -179,6 +187,13 @@ class PoolSection(Section):
     def _one_endpoint(cls, value: Any) -> Any:
         return [value] if isinstance(value, Mapping) and "kubernetes" in value else value
 
+    @field_validator("accepts")
+    @classmethod
+    def _known_facts(cls, value: Mapping[str, Any]) -> Mapping[str, Any]:
+        said = {name: _YES_NO.get(word, word) if isinstance(word, str) else word for name, word in value.items()}
+        with_overrides(Facts(), said)
+        return said
+
     @field_validator("tokenizer")
     @classmethod
     def _known_tokenizer(cls, value: str) -> str:
@@ -215,6 +230,9 @@ class PoolSection(Section):
         if self.adapters is not None:
             self._check_adapters(self.adapters)
         self._check_servers()
+        like = self.accepts.get(LIKE)
+        if like is not None and model_row(self.api, like) is None:
+            raise ValueError(f"nothing is known of '{like}' at {self.api}; write the name of a model in accepts.like")
         return self
 
     def _check_adapters(self, adapters: AdaptersSection) -> None:
@@ -320,7 +338,19 @@ class PoolSection(Section):
             prompt_caching=self.prompt_caching == "on",
             adapters=frozenset(() if self.adapters is None else self.adapters.names),
             caller_keys=self.caller_keys,
+            api=self.api,
+            accepts=self.own_facts,
         )
+
+    @cached_property
+    def api(self) -> str:
+        """Row of the facts of the API."""
+        return api_of(self.backend, urlsplit(self.urls[0]).hostname or "" if self.urls else "")
+
+    @property
+    def own_facts(self) -> Mapping[str, Any]:
+        """Facts that the configuration states."""
+        return {**self.accepts, **({} if self.reasoning is None else {"reasoning": self.reasoning})}
 
     @property
     def proxy_address(self) -> ProxyAddress | None:

@@ -11,11 +11,11 @@ import signal
 from collections.abc import Mapping
 from contextlib import suppress
 
-from gateway.app import CONFIG
 from gateway.config.config_errors import ConfigError, did_you_mean
 from gateway.config.field_types import ListenAddress, listen_address
 from gateway.config.loading import load
 from gateway.config.models import Config
+from gateway.part_list import CONFIG
 from lab.autoscale.autoscaler import Autoscaler, PoolBounds
 from policies.routes.route import seconds
 

@@ -11,9 +11,9 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 
-from gateway.app import CONFIG
 from gateway.config.config_errors import ConfigError, did_you_mean
 from gateway.config.loading import load
+from gateway.part_list import CONFIG
 from lab.capacity.budget_shares import budgets_of
 from lab.capacity.capacity_report import CapacityAnswer, as_json, report
 from lab.capacity.fleet_size import FleetSizeQuestion, FleetSizeResult, replayed

@@ -14,12 +14,12 @@ from urllib.parse import urlsplit
 from pydantic import ValidationError
 
 from backends.interface import FailureKind
-from gateway.app import CONFIG
 from gateway.cli.live.live_facts import harmless
 from gateway.cli.live.live_findings import mend_of
 from gateway.config.config_errors import ConfigError
 from gateway.config.loading import load
 from gateway.config.models import Config
+from gateway.part_list import CONFIG
 from gateway.process import loop_factory, raise_file_limit
 from lab.live.attainment import attainments
 from lab.live.live_player import POOL, LiveAnswer, LivePlayer, ReplayAborted, live_server

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from gateway.app import CONFIG
 from gateway.config.config_errors import ConfigError, did_you_mean
 from gateway.config.loading import load
+from gateway.part_list import CONFIG
 from lab.replay.from_log import ReplayedLogs, fit_lines, with_fits
 from lab.replay.player import ReplayResult, ReplayTask, run
 from lab.replay.replay_html import write_html

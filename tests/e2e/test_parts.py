@@ -11,12 +11,13 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gateway.app import PARTS, Gateway
+from gateway.app import Gateway
 from gateway.config.models import Config
 from gateway.config.part_keys import config_of
 from gateway.core.part import Part
 from gateway.observe.record import RequestOutcome
 from gateway.observe.record_columns import RECORD
+from gateway.part_list import PARTS
 from gateway.wiring import Core
 from policies.queue_parts import queue_parts
 from tests.support.builders import STREAMED

@@ -25,7 +25,6 @@ from random import Random, SystemRandom
 from statistics import median
 
 from backends.interface import FailureKind
-from gateway.app import CONFIG
 from gateway.cli.foreground import may_ask
 from gateway.cli.live import live_findings as findings
 from gateway.cli.live.live_check import PROMPT_TOKENS, LiveFleet, ask_endpoint, live_fleet
@@ -37,6 +36,7 @@ from gateway.config.models import Config
 from gateway.config.notes import duration
 from gateway.fleet.discovery import Discovery
 from gateway.fleet.learned_keeper import LearnedKeeper, StateFile
+from gateway.part_list import CONFIG
 from gateway.process import loop_factory, raise_file_limit
 from gateway.runtime import RuntimeHolder
 from gateway.synthetic_request import send_synthetic, synthetic

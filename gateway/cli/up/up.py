@@ -17,7 +17,6 @@ from shlex import quote
 from textwrap import shorten
 
 from gateway import serve as server
-from gateway.app import CONFIG
 from gateway.cli.foreground import may_ask
 from gateway.cli.tables import aligned
 from gateway.cli.up.asking import TOKEN_TIME, ask, first_tokens
@@ -28,6 +27,7 @@ from gateway.config.loading import load, validated
 from gateway.config.models import Config
 from gateway.config.notes import notes
 from gateway.config.yaml_source import parse
+from gateway.part_list import CONFIG
 from gateway.process import serving_line
 from gateway.reload import ConfigSource
 from gateway.synthetic_request import PING

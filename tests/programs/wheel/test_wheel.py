@@ -99,12 +99,13 @@ def command(request: pytest.FixtureRequest, installed: Installed) -> tuple[str |
 
 
 def test_the_wheel_is_pure_and_holds_every_package(installed: Installed) -> None:
-    """Each with its typed marker; no tests, no benchmarks."""
+    """Each with its typed marker, and the files of facts; no tests, no benchmarks."""
     assert installed.wheel.name == f"firsttoken-{VERSION}-py3-none-any.whl"
     with ZipFile(installed.wheel) as wheel:
         names = wheel.namelist()
     assert {name.partition("/")[0] for name in names} == {*PACKAGES, f"firsttoken-{VERSION}.dist-info"}
     assert {f"{package}/py.typed" for package in PACKAGES} <= set(names)
+    assert {"backends/facts/models.yaml", "backends/facts/apis.yaml"} <= set(names)
 
 
 def test_the_metadata_name_the_repository_of_the_build(installed: Installed) -> None:

@@ -1,0 +1,170 @@
+"""Facts of a model at an API, put together of the rows of the API and of the model's family, and of a pool's `accepts`.
+
+The API's row holds first, the family's over it, the API's `over` above both, the pool's `accepts` above all.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import date
+from functools import cache, lru_cache
+from typing import Any
+
+import msgspec
+
+from backends.facts.fact_rows import FACTS, ApiRow, ModelRow, apis, families, schema_rules
+from backends.facts.model_facts import Facts, Sampling
+
+__all__ = ["Origin", "api_of", "facts_of", "model_row", "origins", "plain", "schema_rules", "with_overrides"]
+
+_PATH = re.compile(r".*/")  # vendors and resources: openai/, publishers/google/models/, accounts/fireworks/models/
+_REGION = re.compile(r"(?:(?:us|eu|ap|apac|au|ca|jp|sa|me|af|global|us-gov)\.)?[a-z0-9]+\.(?=[a-z])")  # of Bedrock
+_SUFFIX = re.compile(r"(?:@.*|:.*)$")  # a version of Vertex or Bedrock, a variant of OpenRouter, a tag of Ollama
+_TUNED = re.compile(r"^ft:")
+_POINT = re.compile(r"(?<=\d)p(?=\d)")  # Fireworks writes 5p3
+_NOTHING_KNOWN = Facts()
+LIKE = "like"  # override with the name of the model whose row holds, as a deployment's name tells none
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Source of a fact: `api`, `family` or `pool`, with the row's name and its mark."""
+
+    of: str
+    row: str
+    source: str = ""
+
+
+def plain(model: str) -> str:
+    """A model's name as rows are written: lower case, without vendor, region, path, version of a host or variant."""
+    name = _TUNED.sub("", model.lower())
+    name = _SUFFIX.sub("", _PATH.sub("", name))
+    return _POINT.sub(".", _REGION.sub("", name, count=1) if _REGION.match(name) else name)
+
+
+@cache
+def api_of(kind: str, host: str = "") -> str:
+    """Name of the API's row. `host`: of the URL, by which a `compatible` server is known, and a resource at a cloud."""
+    host = host.lower()
+    for row in apis().values():
+        if any(host == known or host.endswith(("." + known, "-" + known)) for known in row.hosts):
+            return row.name
+    return kind if kind in apis() else "compatible"
+
+
+def model_row(api: str, model: str) -> ModelRow | None:
+    """The first row that holds, of the families of the API."""
+    name = plain(model)
+    return next((row for row in _rows(api) if row.holds(name)), None)
+
+
+@lru_cache(maxsize=4096)
+def _believed(api: str, model: str) -> Facts:
+    row, found = _api(api), model_row(api, model)
+    said = _joined(_joined(row.facts, _of_model(found, model)), row.over)
+    return msgspec.convert(said, Facts)
+
+
+def facts_of(kind: str, model: str, overrides: Mapping[str, Any] | None = None) -> Facts:
+    """`kind`: of the backend, or a row of apis.yaml (`api_of`). `overrides`: a pool's `accepts`, validated."""
+    if not overrides:
+        return _believed(kind, model)
+    return with_overrides(_believed(kind, str(overrides.get(LIKE, model))), overrides)
+
+
+def with_overrides(facts: Facts, overrides: Mapping[str, Any]) -> Facts:
+    """Facts where names of members are yes or no, and names of facts have their value. Raises ValueError."""
+    changes: dict[str, Any] = {}
+    refused = set(facts.refused)
+    for name, value in overrides.items():
+        if name == LIKE:
+            _check_like(value)
+        elif is_fact(name, value):
+            changes[name] = _value(name, value)
+        elif not isinstance(value, bool):
+            raise ValueError(f"accepts.{name}: write yes or no")
+        else:
+            (refused.discard if value else refused.add)(name)
+            if value and name in facts.sampling_members and facts.sampling is not Sampling.FREE:
+                changes["sampling"] = Sampling.FREE
+    return replace(facts, **{"refused": frozenset(refused), **changes})
+
+
+def is_fact(name: str, value: Any) -> bool:
+    """True for an override of a fact, false for one of a member: some facts have the name of the member they limit."""
+    return name in FACTS and (not isinstance(value, bool) or isinstance(getattr(_NOTHING_KNOWN, name), bool))
+
+
+def origins(kind: str, model: str, overrides: Mapping[str, Any] | None = None) -> Mapping[str, Origin]:
+    """By name of a fact, or of a member in `overrides`. Facts that no row has are left out."""
+    overrides = overrides or {}
+    row, found = _api(kind), model_row(kind, overrides.get(LIKE, model))
+    known = {name: Origin("api", row.name) for name in row.facts}
+    if found is not None:
+        known |= {name: Origin("family", found.name, found.source) for name in found.facts}
+    known |= {name: Origin("api", row.name) for name in row.over}
+    return known | {name: Origin("pool", "accepts") for name in overrides}
+
+
+def _api(name: str) -> ApiRow:
+    return apis().get(name) or apis()["compatible"]
+
+
+def _rows(api: str) -> Iterator[ModelRow]:
+    row, known = _api(api), families()
+    if row.families is None:  # the API's own family first
+        yield from known.get(row.name, ())
+        for name, rows in known.items():
+            if name not in (row.name, "open", *_HOSTED):
+                yield from rows
+        return
+    for name in row.families:
+        yield from known[name]
+
+
+_HOSTED = ("groq", "cerebras")  # families of an API that holds others' models
+
+
+def _of_model(row: ModelRow | None, model: str) -> Mapping[str, Any]:
+    if row is None:
+        return {}
+    said = row.facts.get("shutdown")
+    return row.facts if said is None else {**row.facts, "shutdown": _shutdown(said, plain(model))}
+
+
+def _shutdown(said: Any, name: str) -> str:
+    """Of a name with or without its date, where the row has several."""
+    if not isinstance(said, Mapping):
+        return said.isoformat() if isinstance(said, date) else str(said)
+    dashed = name.replace(".", "-")
+    for known, end in said.items():
+        if re.fullmatch(re.escape(known.replace(".", "-")) + r"(-20\d\d.*)?", dashed):
+            return _shutdown(end, name)
+    return ""
+
+
+def _joined(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Sets and mappings of members add up; any other fact above replaces the one below."""
+    joined = {**below, **above}
+    if "refused" in below and "refused" in above:
+        joined["refused"] = [*below["refused"], *above["refused"]]
+    for name in ("renamed", "ends"):
+        if name in below and name in above:
+            joined[name] = {**below[name], **above[name]}
+    return joined
+
+
+def _check_like(value: Any) -> None:
+    if not isinstance(value, str):
+        raise ValueError(f"accepts.{LIKE}: write the name of a model")
+
+
+def _value(name: str, value: Any) -> Any:
+    if isinstance(getattr(_NOTHING_KNOWN, name), bool) and not isinstance(value, bool):
+        raise ValueError(f"accepts.{name}: write yes or no")
+    try:
+        return getattr(msgspec.convert({name: value}, Facts), name)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"accepts.{name}: {str(error).partition(' - at')[0]}") from None

@@ -1,0 +1,143 @@
+"""Facts of a model at an API: members, forms and orders that are accepted, state to return, meaning of the ends.
+
+A row of `models.yaml` is of a model family, one of `apis.yaml` is of an API whatever the model; a pool's `accepts`
+overrides both, and a lesson of a refusal overrides what nobody has written. No row refuses a request: a newer version
+has the row of the newest that is known, and an unknown model accepts what its API does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class Sampling(Enum):
+    """Use of `temperature`, `top_p` and `top_k`."""
+
+    FREE = "free"
+    WHEN_OFF = "when_off"  # while the model does not think
+    ONE = "one"  # a temperature or a `top_p`, not both
+    IDLE = "idle"  # taken, without effect
+    NONE = "none"  # no value but the default
+    FIXED = "fixed"  # the default is the server's to know: no value is sent
+
+
+class ToolsAt(Enum):
+    """Operations that accept function tools."""
+
+    ANY = "any"
+    EFFORT_NONE = "none"  # over chat completions: beside the effort `none` alone
+    RESPONSES = "responses"  # over Responses alone
+
+
+class Forced(Enum):
+    """Use of a forced tool call."""
+
+    OK = "ok"
+    REFUSED = "refused"
+    THINKING = "thinking"  # not while the model thinks
+
+
+class UnknownMembers(Enum):
+    """Fate of members that the server does not know."""
+
+    IGNORED = "ignored"
+    TOP = "top"  # refused at the top of a body, ignored in messages
+    EVERYWHERE = "everywhere"  # refused at the top and in messages
+
+
+class Reasoning(Enum):
+    """Use of the reasoning of earlier turns."""
+
+    ANY = "any"  # not known: sent where the caller has written it, left out where a translation has
+    RETURNED = "returned"  # wanted back with the turns of a tool loop
+    REFUSED = "refused"
+
+
+class System(Enum):
+    """Places of messages with the role `system`."""
+
+    ANYWHERE = "anywhere"
+    FIRST = "first"  # at the beginning, any number of them
+    ONE = "one"  # one, at the beginning
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Of a model at an API. Paths are those of the body as sent, without indices: `messages.reasoning_content`."""
+
+    refused: frozenset[str] = frozenset()  # paths of members that can be left out and that the server refuses
+    renamed: Mapping[str, str] = field(default_factory=dict)  # members by their other names
+    limit: str = ""  # the member that limits a chat's output; empty: as the caller has named it
+    efforts: tuple[str, ...] | None = None  # in chat completions and Messages, in order; None: not known
+    efforts_responses: tuple[str, ...] | None = None  # where Responses has others
+    default_effort: str = ""
+    thinking: tuple[str, ...] | None = None  # types of `thinking` in Messages; None: not known
+    # How thinking is switched off: `none` (the effort), `disabled` (the type of `thinking`), `enable_thinking` and
+    # `reasoning.enabled` (members that are false then), `any`: not known; None: it cannot be.
+    thinking_off: str | None = "any"
+    off_with_efforts: tuple[str, ...] | None = None  # efforts beside which it may be switched off; None: all
+    thinks_unasked: bool = False  # where a request says nothing of thinking
+    sampling: Sampling = Sampling.FREE
+    sampling_members: frozenset[str] = frozenset({"temperature", "top_p", "top_k"})  # that `sampling` is about
+    temperature: tuple[float, float] | None = None  # least and most; None: not known
+    top_logprobs: int | None = None  # at most
+    choices: int | None = None  # most of `n`
+    tools: ToolsAt = ToolsAt.ANY
+    forced_tools: Forced = Forced.OK
+    tool_choices: tuple[str, ...] | None = None  # forms of `tool_choice`; None: all
+    custom_tools: bool = True  # tools of the type `custom`
+    parallel_tool_calls: bool = True  # knows the member
+    most_tools: int | None = None
+    tool_name: str = ""  # pattern of names of functions
+    call_id: str = ""  # pattern of ids of tool calls
+    schema: str = ""  # subset of JSON schema of a tool's parameters: a row of `schemas` in apis.yaml; empty: any
+    strict_schema: str = ""  # the same, of `response_format` and of tools that are `strict`
+    json_object: bool = True  # `response_format: json_object`
+    json_schema: bool = True
+    developer: bool = True  # knows the role `developer`
+    system: System = System.ANYWHERE
+    prefill: bool = True  # the last message may be the assistant's
+    user_turn: bool = False  # one message at least has to be the user's
+    empty_texts: bool = True  # texts without a character that is no white space
+    reasoning: Reasoning = Reasoning.ANY
+    reasoning_member: str = "reasoning_content"
+    call_state: str = ""  # path in a tool call of the state that is wanted back with it
+    call_state_placeholder: str = ""  # value there that is accepted where the state is not known
+    bound_to: str = ""  # what a block of thinking is bound to: "", prefix, prefix+account
+    stops: int | None = None  # most sequences of `stop`; 0: refused
+    stop_bytes: int | None = None  # of a sequence
+    cache_controls: int | None = None  # most breakpoints of a request
+    metadata: tuple[int, int, int] | None = None  # most pairs, characters of a key, of a value
+    user_length: int | None = None
+    media: frozenset[str] | None = None  # media types of images; None: all
+    image_urls: bool = True  # pictures by URL
+    most_images: int | None = None
+    files: bool = True  # content parts of the type `file`
+    details: tuple[str, ...] | None = None  # of `image_url.detail`
+    unknown_members: UnknownMembers = UnknownMembers.IGNORED
+    ends: Mapping[str, str] = field(default_factory=dict)  # the dialect's finish reason by the server's own
+    context: int | None = None  # tokens
+    output: int | None = None  # tokens
+    shutdown: str = ""  # YYYY-MM-DD, or "gone"
+    routed_to: str = ""  # the model that answers from then on
+    ttft: Mapping[str, float] | None = None  # prior, s, by class of effort; `""`: of all others
+    size: float | None = None  # order among the models of an API: larger is larger
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaRules:
+    """A subset of JSON schema: a row of `schemas` in apis.yaml."""
+
+    root_object: bool = False  # the root has `type: object` and `properties`
+    root_without: frozenset[str] = frozenset()  # keywords refused at the root
+    refused: frozenset[str] = frozenset()  # keywords refused anywhere
+    all_required: bool = False  # every property is in `required`
+    closed: bool = False  # every object has `additionalProperties: false`
+    one_of_as_any_of: bool = False  # `oneOf` is refused, `anyOf` is not
+    most_min_items: int | None = None  # largest `minItems`
+    formats: frozenset[str] | None = None  # of `format`; None: all
+    type_lists: bool = True  # `type` may be a list
+    typed_properties: bool = False  # each property has a `type`; beside `anyOf` it stands in the items
+    local_refs: bool = False  # `$ref` to `#/$defs/` alone
