@@ -20,8 +20,7 @@ def refusal(target: Target, found: Violation) -> tuple[int, bytes]:
 
 def _words(target: Target, style: Any, found: Violation) -> str:
     """The template of the API for a member or a value, else the words of the rule."""
-    form = next((name for name in ("messages.", "member ", "effort ") if found.kind.startswith(name)), "")
-    template = style.get({"messages.": "message_member", "member ": "member", "effort ": "value"}.get(form, ""))
+    template = style.get(_form(found))
     if template is None:
         return found.message
     leaf = found.at.rpartition(".")[2]
@@ -30,6 +29,15 @@ def _words(target: Target, style: Any, found: Violation) -> str:
     known = ", ".join(target.rule("efforts", "chat") or ())
     words = {"at": found.at, "leaf": leaf, "camel": camel, "model": target.model, "known": known}
     return str(template).format(**words, value=value[1] if value else "")
+
+
+def _form(found: Violation) -> str:
+    """Name of a template: of a member in a message, a member that is not known or not supported, a value."""
+    if found.kind.startswith("messages."):
+        return "message_member"
+    if found.kind.startswith("member "):
+        return "member" if found.code == "unknown_parameter" else "unsupported"
+    return "value" if found.kind.startswith("effort ") else ""
 
 
 def _openai(_: Target, found: Violation, words: str) -> Any:
