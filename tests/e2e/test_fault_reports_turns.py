@@ -53,16 +53,14 @@ async def second_turn_of_messages(caller: Caller, first: str, second: str, **mor
     return await caller.ask(second, MESSAGES, {**body, "messages": [USER, *turn]})
 
 
-@pytest.mark.parametrize(
-    "model", [pytest.param(KIMI, marks=fault(4)), pytest.param(GEMINI, marks=fault(3)), "deepseek-flash"]
-)
+@pytest.mark.parametrize("model", [KIMI, GEMINI, "deepseek-flash"])
 async def test_state_of_a_call_comes_back_from_a_caller_of_messages(model: str) -> None:
     async with before("moonshot", "gemini", "deepseek") as apis:
         answer = await second_turn_of_messages(Caller(apis), model, model, thinking={"type": "disabled"})
     assert (answer.status, kinds(answer), answer.exchanges[-1].lost) == (200, [], [])
 
 
-@pytest.mark.parametrize("model", [pytest.param(KIMI, marks=fault(4)), pytest.param(GEMINI, marks=fault(3))])
+@pytest.mark.parametrize("model", [KIMI, pytest.param(GEMINI, marks=fault(3))])
 async def test_state_of_a_call_comes_back_from_a_caller_of_responses(model: str) -> None:
     body: Json = {"tools": [SHELL], "store": False}
     user = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hello"}]}
@@ -80,7 +78,6 @@ async def test_state_of_a_call_comes_back_from_a_caller_of_responses(model: str)
     assert (answer.status, kinds(answer), answer.exchanges[-1].lost) == (200, [], [])
 
 
-@fault(3)
 async def test_state_of_one_provider_goes_to_no_other() -> None:
     """A thinking block that OpenRouter's provider has signed."""
     async with before("openrouter", "anthropic") as apis:
@@ -91,7 +88,6 @@ async def test_state_of_one_provider_goes_to_no_other() -> None:
     assert (answer.status, kinds(answer)) == (200, [])
 
 
-@fault(19)
 async def test_a_session_may_change_its_claude_model() -> None:
     """And goes back to the first with the state of its own turn."""
     async with before("anthropic") as apis:
@@ -132,18 +128,8 @@ def _turn(content: list[Json]) -> list[Json]:
     return [{"role": "assistant", "content": content}, {"role": "user", "content": results}]
 
 
-@pytest.mark.parametrize(
-    ("end", "stream"),
-    [
-        *(
-            pytest.param(end, stream, marks=fault(9))
-            for end in ("insufficient_system_resource", "abort")
-            for stream in (True, False)
-        ),
-        pytest.param("error", False, marks=fault(9)),
-        ("error", True),
-    ],
-)
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("end", ["insufficient_system_resource", "abort", "error"])
 @pytest.mark.parametrize("operation", [MESSAGES, RESPONSES])
 async def test_an_unknown_end_is_no_success(end: str, stream: bool, operation: Operation) -> None:
     """No answer at all, an error event, or an answer that says so."""
@@ -155,7 +141,6 @@ async def test_an_unknown_end_is_no_success(end: str, stream: bool, operation: O
     assert answer.get("stop_reason", answer.get("status")) not in ("end_turn", "completed")
 
 
-@fault(14)
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("identity", ["", None, "call_0"])
 async def test_ids_of_calls_are_unique_in_a_session(identity: str | None, stream: bool) -> None:
@@ -169,7 +154,6 @@ async def test_ids_of_calls_are_unique_in_a_session(identity: str | None, stream
     assert len(set(ids)) == 3
 
 
-@fault(16)
 async def test_a_message_begins_with_an_estimate_of_its_input() -> None:
     answer = (await answered(events({"content": "two"}), stream=True))[0]
     assert answer["started_with"] > 0
@@ -178,7 +162,6 @@ async def test_a_message_begins_with_an_estimate_of_its_input() -> None:
 # --------------------------------------------------------------------------- 20: explain
 
 
-@fault(20)
 async def test_explain_says_what_a_request_would_meet() -> None:
     """A request that no tier can express is not placed by `explain` either."""
     body = {"model": "chat", "messages": [USER], "n": 2}

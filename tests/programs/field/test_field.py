@@ -22,8 +22,22 @@ from tests.programs.field.rules import Target, by_api, table, targets
 from tests.programs.field.shares import Found, Plan
 
 SLICE = 22  # conversations, two of each client
-STILL_REFUSING = frozenset(by_api())  # APIs that refuse what the gateway wrote or could have left out
-STILL_LOSING = {"anthropic", "gemini", "moonshot", "openrouter"}  # state of their own turns
+STILL_REFUSING = frozenset(
+    [
+        "openai",
+        "azure",
+        "anthropic",
+        "gemini",
+        "xai",
+        "mistral",
+        "openrouter",
+        "fireworks",
+        "cerebras",
+        "dashscope",
+        "vllm",
+    ]
+)  # APIs that refuse what the gateway wrote or could have left out
+STILL_LOSING: frozenset[str] = frozenset()  # state of their own turns
 _OF_TARGET = pytest.mark.parametrize("target", targets(), ids=lambda target: target.name)
 
 
@@ -42,7 +56,7 @@ def apis(wrong: frozenset[str] | set[str], reason: str) -> list[Any]:
     return [pytest.param(api, marks=mark) if api in wrong else api for api in by_api()]
 
 
-@pytest.mark.parametrize("api", apis(STILL_REFUSING, "the translations do not read facts yet"))
+@pytest.mark.parametrize("api", apis(STILL_REFUSING, "members, forms and orders that bodies are not made to fit yet"))
 def test_no_request_is_refused_for_what_the_gateway_could_have_left_out(api: str) -> None:
     assert kinds(api, REFUSED) == []
 
@@ -52,7 +66,6 @@ def test_no_state_is_lost_that_its_maker_would_have_accepted(api: str) -> None:
     assert kinds(api, LOST) == []
 
 
-@pytest.mark.xfail(strict=True, reason="faults 14 and 16: ids repeat, message_start has no estimate")
 def test_every_answer_is_the_models_in_the_callers_dialect() -> None:
     assert [found for api in by_api() for found in kinds(api, ANSWER)] == []
 
