@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from backends.stream.ends import End, end_of, failure_of_end, is_failed
 from backends.translation.omissions import Omissions
 from backends.translation.registry import chain
 from backends.translation.reply_translation import AnswerTranslation
-from backends.translation.translation import AnswerContext
+from backends.translation.translation import AnswerContext, sse
 from backends.translation.turn_state.call_ids import PLAIN, CallIds, plain_id
 from backends.translation.turn_state.history import TurnHistory
 from backends.translation.turn_state.seals import is_seal, maker_of, opened, sealed
@@ -57,20 +58,58 @@ def turns(draw: st.DrawFn) -> Json:
     return {**turn, "reasoning_details": details} if details else turn
 
 
-def answered(turn: Json, caller: Operation) -> Json:
+def answered(turn: Json, caller: Operation, *, streams: bool) -> Json:
     """The answer as a caller of another dialect gets it."""
-    reply = {
-        "id": "c",
-        "model": "m",
-        "created": 1,
-        "choices": [{"index": 0, "message": turn, "finish_reason": "tool_calls"}],
-    }
     steps = chain(caller, frozenset({Operation.CHAT}))
     assert steps is not None
     asked: Json = {"model": "m", "messages": [], "input": "hi", "thinking": {"type": "enabled"}}
-    written = AnswerTranslation(steps, [asked], AnswerContext(OWN)).whole(json.dumps(reply).encode())
-    found: Json = json.loads(written)
+    translation = AnswerTranslation(steps, [asked], AnswerContext(OWN))
+    if streams:
+        stream = translation.stream()
+        data = b"".join(stream.feed(sse(chunk)) for chunk in chunks(turn))
+        return joined(data + stream.close(), caller)
+    choice = {"index": 0, "message": turn, "finish_reason": "tool_calls"}
+    reply = {"id": "c", "model": "m", "created": 1, "choices": [choice]}
+    found: Json = json.loads(translation.whole(json.dumps(reply).encode()))
     return found
+
+
+def chunks(turn: Json) -> Iterator[Json]:
+    """The turn as a chat's stream: reasoning, text, calls, and the end."""
+    deltas = [{"reasoning_details": [each]} for each in turn.get("reasoning_details", ())]
+    deltas += [{"content": turn["content"]}] if turn["content"] else []
+    deltas += [{"tool_calls": [{"index": number, **call}]} for number, call in enumerate(turn["tool_calls"])]
+    for delta in deltas:
+        yield {"id": "c", "model": "m", "created": 1, "choices": [{"index": 0, "delta": delta}]}
+    yield {"id": "c", "choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]}
+    yield {"id": "c", "choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 1}}
+
+
+def joined(data: bytes, caller: Operation) -> Json:
+    """The answer that the events of a stream make."""
+    events = [json.loads(line[6:]) for line in data.decode().split("\n") if line.startswith("data: {")]
+    if caller is Operation.RESPONSES:
+        response: Json = events[-1]["response"]
+        return response
+    blocks: dict[int, Json] = {}
+    for event in events:
+        if event["type"] == "content_block_start":
+            blocks[event["index"]] = {**event["content_block"], "arguments": ""}
+        elif event["type"] == "content_block_delta":
+            block, delta = blocks[event["index"]], event["delta"]
+            for name, member in (("text", "text"), ("thinking", "thinking"), ("signature", "signature")):
+                block[member] = block.get(member, "") + delta.get(name, "") if name in delta else block.get(member, "")
+            block["arguments"] += delta.get("partial_json", "")
+    return {"content": [_finished(block) for block in blocks.values()]}
+
+
+def _finished(block: Json) -> Json:
+    if block["type"] == "tool_use":
+        return {name: block[name] for name in ("type", "id", "name")} | {
+            "input": json.loads(block["arguments"] or "{}")
+        }
+    members = {"text": ("text",), "thinking": ("thinking", "signature"), "redacted_thinking": ("data",)}
+    return {"type": block["type"], **{name: block[name] for name in members[block["type"]]}}
 
 
 def returned(answer: Json, caller: Operation, maker: str, told: Omissions) -> list[Json]:
@@ -118,12 +157,13 @@ def test_a_seal_opens_to_what_was_sealed(state: Any) -> None:
     assert re.fullmatch(r"[a-zA-Z0-9_-]+", text)
 
 
+@pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("caller", FROM_CHAT)
 @settings(max_examples=150, deadline=None)
 @given(turn=turns())
-def test_state_returns_to_its_maker_bit_for_bit(caller: Operation, turn: Json) -> None:
+def test_state_returns_to_its_maker_bit_for_bit(caller: Operation, streams: bool, turn: Json) -> None:
     told = Omissions()
-    messages = returned(answered(turn, caller), caller, OWN, told)
+    messages = returned(answered(turn, caller, streams=streams), caller, OWN, told)
     [said] = [each for each in messages if each["role"] == "assistant"]
     assert said["tool_calls"] == turn["tool_calls"]
     assert said.get("reasoning_details", []) == turn.get("reasoning_details", [])
@@ -132,13 +172,14 @@ def test_state_returns_to_its_maker_bit_for_bit(caller: Operation, turn: Json) -
     assert not told.noted
 
 
+@pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("caller", FROM_CHAT)
 @settings(max_examples=150, deadline=None)
 @given(turn=turns())
-def test_state_reaches_no_other_account_or_model(caller: Operation, turn: Json) -> None:
+def test_state_reaches_no_other_account_or_model(caller: Operation, streams: bool, turn: Json) -> None:
     """Calls and results stay pairs, by ids in letters that every server takes; what is left out is told."""
     told = Omissions()
-    messages = returned(answered(turn, caller), caller, OTHER, told)
+    messages = returned(answered(turn, caller, streams=streams), caller, OTHER, told)
     [said] = [each for each in messages if each["role"] == "assistant"]
     ids = [call["id"] for call in said["tool_calls"]]
     assert [each["tool_call_id"] for each in messages if each["role"] == "tool"] == ids
