@@ -115,7 +115,7 @@ class Anthropic(OpenAI):
         call = super().call(forward)
         may_mark = self.config.prompt_caching and "thread" not in forward.body  # a thread has marks of its own
         if may_mark and forward.operation is Operation.MESSAGES and not has_own(call.body):
-            call = replace(call, body=self._encoded(with_breakpoints(self._body(forward))))
+            call = replace(call, body=self._encoded(with_breakpoints(self._body(forward)), forward))
         callers = {name: forward.headers[name] for name in _CALLERS if name in forward.headers}
         own = {name: value for name, value in callers.items() if name not in self._configured}
         return replace(call, headers={**call.headers, **own}) if own else call

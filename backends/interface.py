@@ -15,6 +15,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
+from backends.body_changes import BodyChange
 from backends.facts.model_facts import Facts
 
 
@@ -61,6 +62,7 @@ class BackendRequest:
     baggage: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)  # the caller's, of the operation's dialect
     model_is_callers: bool = False  # no name of the configuration: the caller's to get right
+    changes: tuple[BodyChange, ...] = ()  # of the body as written for the server: what it is known to refuse
 
 
 def plain(value: Any) -> Any:
@@ -99,6 +101,7 @@ class FailureKind(Enum):
     MISCONFIGURED = "misconfigured"  # the model name or path of our configuration is unknown to the server
     QUOTA = "quota"  # our account is empty: nothing changes until somebody pays
     UNSUPPORTED = "unsupported"  # the server knows no such operation
+    UNFIT = "unfit"  # 400, 422: the form is at fault in which the gateway has asked, or the server lacks a feature
     CLIENT = "client"  # 400, 413, 422 ...: the request's own fault
     CONTEXT = "context"  # the request exceeds the model's context window
     CONTENT_FILTER = "content_filter"  # the content of the request is refused
@@ -268,7 +271,7 @@ class Backend(Protocol):
         return self
 
     def lost(self, forward: BackendRequest) -> tuple[str, ...]:
-        """Members of the caller's that the cap on the output leaves no room for. Asked where there is a cap."""
+        """Members of the caller's that the configuration drops, or that the cap on the output leaves no room for."""
         return ()
 
     def tap(self, forward: BackendRequest) -> Tap: ...

@@ -16,6 +16,7 @@ from urllib.parse import quote
 import msgspec
 
 from backends import failures
+from backends.body_changes import changed
 from backends.facts.lookup import facts_of
 from backends.facts.model_facts import Facts
 from backends.interface import (
@@ -109,7 +110,7 @@ class OpenAI(Backend):
         path = self.path(forward)
         if self.config.query:
             path = self.config.target(path)
-        return HttpCall("POST", path, headers, self._encoded(self._body(forward)))
+        return HttpCall("POST", path, headers, self._encoded(self._body(forward), forward))
 
     def facts(self, model: str) -> Facts:
         found = self._facts.get(model)
@@ -123,9 +124,11 @@ class OpenAI(Backend):
     def with_key(self, header: str, key: str) -> OpenAI:
         return type(self)(replace(self.config, api_key=key))
 
-    def _encoded(self, body: dict[str, Any]) -> bytes:
+    def _encoded(self, body: dict[str, Any], forward: BackendRequest) -> bytes:
         if self.config.rename or self.config.drop:
             body = self.config.adapted(body)
+        if forward.changes:
+            body = changed(body, forward.changes)
         return _encode(body)
 
     def path(self, forward: BackendRequest) -> str:
@@ -169,7 +172,9 @@ class OpenAI(Backend):
 
     def lost(self, forward: BackendRequest) -> tuple[str, ...]:
         cap, messages = forward.max_tokens, forward.operation is Operation.MESSAGES
-        return ("thinking",) if messages and cap is not None and has_no_room_to_think(forward.body, cap) else ()
+        lost = () if not self.config.drop else tuple(sorted(self.config.drop & forward.body.keys()))
+        no_room = messages and cap is not None and has_no_room_to_think(forward.body, cap)
+        return (*lost, "thinking") if no_room and "thinking" not in lost else lost
 
     def tap(self, forward: BackendRequest) -> Tap:
         if forward.operation is Operation.MESSAGES:

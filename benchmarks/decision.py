@@ -23,9 +23,9 @@ from statistics import median
 from time import perf_counter
 
 from gateway.config.yaml_source import with_preset
-from policies.attempts.attempt_events import AttemptLimits, Begin, FirstToken, Open
 from policies.attempts.attempt_machine import AttemptMachine
 from policies.attempts.budgets import HedgeBudget, RetryBudget
+from policies.attempts.wire import AttemptLimits, Wire
 from policies.fleet.fleet import AttemptReport, Fleet
 from policies.queue.queue_scheduler import QueueScheduler
 from policies.queue.queued_request import QueuedRequest
@@ -33,6 +33,7 @@ from policies.queue_parts import queue_parts
 from policies.routes.route import Route
 from policies.routing.decide import decide
 from policies.types import (
+    Attempt,
     AttemptOutcome,
     Candidate,
     Endpoint,
@@ -51,6 +52,19 @@ ROUNDS = 4_000
 STAGES = ("snapshot", "decide", "begin", "sent", "first token", "commit", "ended")
 SMALL, SYSTEM, OUTPUT = 160, 4, 40  # tokens of a small prompt; shared leading blocks; tokens of an answer
 WINDOWS, WINDOW = 100, 60  # requests in each
+
+
+class Opened(Wire):
+    """Keeps the attempt that was opened last."""
+
+    attempt: Attempt
+
+    def open(self, attempt: Attempt) -> None:
+        self.attempt = attempt
+
+    def commit(self, number: int, *, was_kept: bool = False) -> None: ...
+
+    def wake(self, at: float) -> None: ...
 
 
 def prompts(count: int, random: Random) -> list[PoolEstimate]:
@@ -142,15 +156,15 @@ class SmallRequests:
         decision = decide(queued, snapshot, fleet.view, now)
         marks.append(perf_counter())
         limits = AttemptLimits(max_attempts=route.max_attempts, hedge=True, first_token_limit=60.0)
-        machine = AttemptMachine(decision, limits, self.retries, self.hedges, now=now)
-        (opened,) = machine.on(Begin(), now).actions
+        wire = Opened()
+        machine = AttemptMachine(decision, limits, self.retries, self.hedges, wire, now=now)
+        machine.begin(now)
         marks.append(perf_counter())
-        assert isinstance(opened, Open)
-        fleet.on_sent(key, opened.attempt.candidate, prompt, now, True, 0.05, OUTPUT)
+        fleet.on_sent(key, wire.attempt.candidate, prompt, now, True, 0.05, OUTPUT)
         marks.append(perf_counter())
         fleet.on_first_token(key, first_at)
         marks.append(perf_counter())
-        machine.on(FirstToken(1), first_at)
+        machine.first_token(1, first_at)
         marks.append(perf_counter())
         fleet.on_ended(key, AttemptOutcome.COMPLETED, first_at + 1.0, reported)
         marks.append(perf_counter())

@@ -8,7 +8,6 @@ from math import ceil
 from backends.interface import OF_REQUEST, RATE_LIMITS, Failure, FailureKind
 from gateway.api.api_error import ApiError, retry_later
 from gateway.observe.record import RequestOutcome
-from policies.attempts.attempt_events import Ending, GiveUp
 from policies.rate_limit.endpoint_limits import MAX_RETRY_AFTER
 from policies.types import Decision, Placement, RejectionKind
 
@@ -42,20 +41,23 @@ def reject_unplaced(decision: Decision) -> None:
 
 def refusal_of(
     failure: Failure | None,
-    given_up: GiveUp | None = None,
+    reason: str = "",
     decision: Decision | None = None,
     reopens_in: float = 0.0,
+    *,
+    unasked: bool = False,
 ) -> ApiError:
-    """The last failure of an attempt as the caller's error. SDKs need not repeat at once retries already made by the
-    gateway. `decision`: with the forecast that a caller is told where engines have no room; `reopens_in`: seconds in
-    which limits keep such a request from every endpoint; 0: from none."""
-    if failure is None and given_up is not None and given_up.ending is Ending.TOO_SLOW:
+    """The last failure of an attempt as the caller's error; without one, the `reason` to give up. SDKs need not repeat
+    at once retries already made by the gateway. `decision`: with the forecast that a caller is told where engines have
+    no room; `reopens_in`: seconds in which limits keep such a request from every endpoint; 0: from none; `unasked`: no
+    endpoint is expected to answer in time."""
+    if failure is None and unasked:
         told = {"x-should-retry": "false", **({} if decision is None else ttft_now(decision))}
-        message = f"No endpoint is expected to answer in time: {given_up.reason}."
+        message = f"No endpoint is expected to answer in time: {reason}."
         return ApiError(504, message, type="server_error", code="timeout", headers=told)
     if failure is None:
-        reason = "" if given_up is None else f": {given_up.reason}"
-        return ApiError(504, f"No backend answered in time{reason}.", type="server_error", code="timeout")
+        message = f"No backend answered in time: {reason}." if reason else "No backend answered in time."
+        return ApiError(504, message, type="server_error", code="timeout")
     headers: dict[str, str] = {"x-should-retry": "false"}
     if failure.kind in OF_REQUEST:
         headers = {} if failure.retry_after is None else retry_later(min(failure.retry_after, LONGEST_RETRY_AFTER))

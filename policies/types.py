@@ -584,6 +584,7 @@ class AttemptKind(Enum):
     HEDGE = "hedge"
     REST = "rescue"  # writes the rest of an answer that broke
     WHOLE = "whole"  # asks the endpoint again, for a whole answer, as its stream could not be put together
+    MENDED = "mended"  # asks the endpoint again, without what it has refused of the body
 
 
 @dataclass(slots=True)

@@ -86,4 +86,6 @@ def _all_fitted(body: Json, paths: tuple[Path, ...], pattern: str) -> Json:
 
 
 def _fitted(value: Any, pattern: str) -> Any:
-    return fitted(value, pattern) if isinstance(value, str) else value
+    """The very value where it fits: an object that is the same is not written anew."""
+    found = fitted(value, pattern) if isinstance(value, str) else value
+    return value if found == value else found

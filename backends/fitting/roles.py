@@ -142,11 +142,11 @@ def results_after_calls(body: Json, target: Target, told: Omissions) -> Json:
 def fit_turns(body: Json, target: Target, told: Omissions) -> Json:
     """Of Messages."""
     turns = [opened(turn) for turn in body["messages"]]
-    if target.facts.system is not System.ANYWHERE and any(turn.get("role") == "system" for turn in turns):
-        turns = _systems_as_user_blocks(turns)
     if turns and turns[-1].get("role") == "assistant" and not target.facts.prefill:
         refuse("messages", told, "the model does not continue a message of the assistant")
-    return {**body, "messages": turns}
+    if target.facts.system is System.ANYWHERE or all(turn.get("role") != "system" for turn in turns):
+        return body
+    return {**body, "messages": _systems_as_user_blocks(turns)}
 
 
 def _systems_as_user_blocks(turns: Sequence[Json]) -> list[Json]:

@@ -55,9 +55,13 @@ def fit_schemas(body: Json, target: Target, told: Omissions, rules_of: RulesOf) 
     facts, operation = target.facts, target.operation
     path = SCHEMA_OF_TOOL[operation]
     if body.get("tools") and (facts.schema or facts.strict_schema):
-        tools = [_fit_tool(opened(tool), path[1:], target, told, rules_of) for tool in opened(body["tools"])]
-        if any(new is not old for new, old in zip(tools, body["tools"], strict=True)):
-            body = {**body, "tools": tools}
+        written = opened(body["tools"])
+        given = [opened(tool) for tool in written]
+        tools = [_fit_tool(tool, path[1:], target, told, rules_of) for tool in given]
+        changed = [new is not old for new, old in zip(tools, given, strict=True)]
+        if any(changed):
+            choice = zip(changed, tools, written, strict=True)
+            body = {**body, "tools": [tool if is_new else same for is_new, tool, same in choice]}
     if facts.strict_schema:
         body = _fit_answer(body, SCHEMA_OF_ANSWER[operation], target, told, rules_of)
     return body

@@ -3,7 +3,7 @@ and within the facts of the model there (`backends.fitting`)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,12 +74,15 @@ class FittedBodies:
 
     plans: dict[tuple[int, Operation, Author], Plan] = field(default_factory=dict)
 
-    def concerns(self, request: InferenceRequest, facts: Facts, author: Author) -> bool:
-        """True where servers that speak the request's dialect may need another body."""
+    def concerns(self, request: InferenceRequest, believed: Sequence[Facts], author: Author) -> bool:
+        """True where servers that speak the request's dialect may need another body. `believed`: of each pool."""
         operation, body = request.operation, request.body
         if operation not in FITTED:
             return False
-        return self._plan(operation, facts, author).concerns(body) or _may_be_custom(operation, body, facts)
+        if any(self._plan(operation, facts, author).concerns(body) for facts in believed):
+            return True
+        plain = next((facts for facts in believed if not facts.custom_tools), None)
+        return plain is not None and _may_be_custom(operation, body, plain)
 
     def steps(self, request: InferenceRequest, server: Server) -> Steps | None:
         """Translations into an operation that the servers speak, and that takes tools where the request has some."""

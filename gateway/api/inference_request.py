@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
+from backends.body_changes import BodyChange
 from backends.engine_members import ENGINE_ANY, without_engine_members
 from backends.interface import Backend, Operation
 from backends.translation.translation import Translation
@@ -244,6 +245,7 @@ class InferenceRequest(RequestView):
     has_turn_state: bool = False  # `body` has state of turns that is sealed for its makers
     sent_at: float | None = None  # Unix time, by the clock of the client or of a proxy in front
     withheld: tuple[str, ...] = ()  # members of the caller's that no server gets (`backends.engine_members`)
+    changes: Mapping[str, tuple[BodyChange, ...]] = field(default_factory=dict)  # of what a pool is sent, by pool
 
     def sent_to(self, backend: Backend) -> Mapping[str, Any]:
         """The body for a backend of the caller's own dialect."""

@@ -73,8 +73,7 @@ class OperationFit:
 
     def concerns(self, request: InferenceRequest, route: Route, servers: Servers) -> bool:
         """True where a pool that speaks the request's dialect may need another body."""
-        author, facts = _author(route), servers.facts
-        return any(self.bodies.concerns(request, facts(pool), author) for pool in route.pools)
+        return self.bodies.concerns(request, [servers.facts(pool) for pool in route.pools], _author(route))
 
     def holds_state(self, operation: Operation, body: bytes) -> bool:
         """The history has state that a provider has tied to a turn, as far as the gateway knows its maker."""

@@ -22,7 +22,7 @@ from gateway.api.inference_request import InferenceRequest
 from gateway.downstream.http_request import HttpRequest
 from gateway.observe.timeline import RequestTimeline
 from gateway.runtime import Runtime
-from gateway.upstream.answer_hooks import Judge, Recover
+from gateway.upstream.answer_hooks import Judge, Mend, Recover
 from gateway.upstream.race import Race
 from gateway.upstream.relay import Relay
 from gateway.upstream.upstream import Upstream
@@ -89,6 +89,8 @@ class Hooks:
     judge: Judge | None = None
     # Keeps the answer of a request from its first token on, and has others write the rest where it breaks.
     recover: Recover | None = None
+    # A server refuses the request (400, 422). Finds another form, in which the server is asked again.
+    mend: Mend | None = None
     # The race for its answer is over, however it ended.
     ended: Callable[[Ask, Race], None] | None = None
 
@@ -122,6 +124,7 @@ class RoutePlan:
     sends: tuple[Callable[[HttpRequest, Mapping[str, Upstream]], Mapping[str, Upstream]], ...] = ()
     judge: tuple[Judge, ...] = ()
     recover: tuple[Recover, ...] = ()
+    mend: tuple[Mend, ...] = ()
     ended: tuple[Callable[[Ask, Race], None], ...] = ()
 
 

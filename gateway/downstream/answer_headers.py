@@ -57,10 +57,11 @@ def response_headers(
 def gateway_headers(timeline: RequestTimeline, now: float, won: int = 0) -> list[str]:
     """Header lines about the request up to `now`. `won`: attempts besides the lost attempts of the Record."""
     record = timeline.record
+    pool = record.attempts[-1].pool if record.attempts and not won else record.endpoint.pool  # that wrote an error
     lines = [
         f"x-request-id: {record.request_id}",
         f"x-firsttoken-route: {record.route.name}",
-        f"x-firsttoken-pool: {timeline.kept_of[0] or record.endpoint.pool}",
+        f"x-firsttoken-pool: {timeline.kept_of[0] or pool}",
         f"x-firsttoken-model: {timeline.kept_of[1] or record.answer.model}",
         f"x-firsttoken-attempts: {len(record.attempts) + won}",
         f"x-firsttoken-ttft-ms: {(now - record.arrival) * 1e3:.2f}",

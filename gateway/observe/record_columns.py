@@ -30,7 +30,7 @@ def _ttft_of(record: Record) -> str:
 
 ATTEMPT: tuple[Column[AttemptRecord], ...] = (
     Column("number", "", lambda a: a.number, "from 1"),
-    Column("kind", "", lambda a: a.kind.value, "primary, fallback, hedge, rescue or whole"),
+    Column("kind", "", lambda a: a.kind.value, "primary, fallback, hedge, rescue, whole or mended"),
     Column("endpoint", "", lambda a: a.endpoint, "where it went"),
     Column("opened_ms", "ms", lambda a: ms(a.opened), "its start, from the arrival"),
     Column("ended_ms", "ms", lambda a: ms(a.ended), "its end, from the arrival"),

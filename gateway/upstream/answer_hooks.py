@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Protocol
 
 from backends.http.connection import Sink
@@ -86,14 +87,38 @@ Recover = Callable[[RoutedRequest], Recovery | None]  # None: no candidate could
 Judge = Callable[[InferenceRequest, bytes], str]
 
 
+class Remedy(Enum):
+    """Course after a refusal of the request (400, 422), before anything of an answer was written."""
+
+    NONE = "none"  # the request is refused on its merits
+    AGAIN = "again"  # the same endpoint is asked, in the form that `changes` and `translated` have for its pool
+    ELSEWHERE = "elsewhere"  # the fault is of the form, or the server lacks something: another pool is asked
+
+
+class Mend(Protocol):
+    """Finds other forms of requests that servers refuse."""
+
+    def refused(self, routed: RoutedRequest, wire: WireAttempt) -> Remedy:
+        """The attempt has failed by such a refusal. May set `changes` and `translated` of the request, for its pool."""
+        ...
+
+    def answered(self, routed: RoutedRequest, wire: WireAttempt) -> None:
+        """The attempt, in the other form, has won."""
+        ...
+
+
 class AnswerHooks(Protocol):
-    """Those of a plan, in order. The first that makes a Recovery has the answer, the first shortcoming counts."""
+    """Those of a plan, in order. The first that makes a Recovery has the answer; the first shortcoming counts, and the
+    first remedy."""
 
     @property
     def recover(self) -> tuple[Recover, ...]: ...
 
     @property
     def judge(self) -> tuple[Judge, ...]: ...
+
+    @property
+    def mend(self) -> tuple[Mend, ...]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +127,7 @@ class GivenHooks:
 
     recover: tuple[Recover, ...] = ()
     judge: tuple[Judge, ...] = ()
+    mend: tuple[Mend, ...] = ()
 
 
 NO_ANSWER_HOOKS = GivenHooks()

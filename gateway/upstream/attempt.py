@@ -119,6 +119,7 @@ class WireAttempt:
         self.fleet = fleet
         self.connecting: asyncio.Task[None] | None = None  # of a request that waits for a connection
         self.disbelieved = ""  # report of tokens that cannot be
+        self.refusal = b""  # the body of an error reply, as far as it was read
         self.unassembled = ""  # reason for which the answer was bought in vain: its stream could not be put together
         self.decompressor: Decompressor | None = None
         self._exchange: Exchange | None = None
@@ -204,8 +205,12 @@ class WireAttempt:
         if isinstance(found, Failure):
             return self.fail(found)
         if self.held.is_full:  # an error of any length: nothing further is read
-            return self.fail(self.upstream.backend.failure(self.status, self.headers, self.held.take()))
+            return self._refused()
         return self._first_token(now) if found else None
+
+    def _refused(self) -> Failure:
+        self.refusal = self.held.take()
+        return self.fail(self.upstream.backend.failure(self.status, self.headers, self.refusal))
 
     def _not_read(self, error: ValueError) -> WireEvent:
         """Of an error reply the status tells enough."""
@@ -218,7 +223,7 @@ class WireAttempt:
             self._received = self._exchange.bytes_in
             self._exchange = None
         if not self.is_success:
-            return self.fail(self.upstream.backend.failure(self.status, self.headers, self.held.take()))
+            return self._refused()
         self.tap.close()
         if self.state is WireState.COMMITTED:
             return self._complete()

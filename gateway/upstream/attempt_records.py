@@ -17,10 +17,7 @@ def note_won(routed: RoutedRequest, wire: WireAttempt, first_in: float) -> None:
     times, model, pool = wire.times, wire.request.model, wire.attempt.candidate.endpoint.pool
     if (translated := routed.request.translated.get(pool)) is not None:
         LEFT_OUT.put(routed.timeline.record, translated.left_out)
-    lost = routed.request.withheld
-    if wire.request.max_tokens is not None:
-        lost += wire.upstream.backend.lost(wire.request)
-    if lost:
+    if lost := routed.request.withheld + wire.upstream.backend.lost(wire.request):
         found = LEFT_OUT.of(routed.timeline.record)
         LEFT_OUT.put(routed.timeline.record, {**found, **{member: member for member in lost}})
     routed.timeline.won(

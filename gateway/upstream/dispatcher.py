@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Hashable, Iterable
 from functools import partial
 from time import monotonic
-from typing import Any
+from typing import Any, Protocol
 
 from gateway.api.inference_request import InferenceRequest
 from gateway.api.operation_fit import OperationFit
@@ -18,7 +18,6 @@ from gateway.upstream.attempt import WireAttempt
 from gateway.upstream.stream_obstacles import StreamObstacles
 from gateway.upstream.usage_bounds import DisbelievedReports
 from gateway.upstream.waker import Waker
-from policies.attempts.attempt_events import EndpointDown, Event
 from policies.attempts.budgets import HedgeBudget, RetryBudget
 from policies.fleet.fleet import Fleet
 from policies.routes.route import Route
@@ -62,6 +61,12 @@ class WorkQueue:
         self._work()
 
 
+class Carrier(Protocol):
+    """Carries out the request of an attempt."""
+
+    def endpoint_down(self, wire: WireAttempt) -> None: ...
+
+
 class Dispatcher:
     """The budgets for retries and hedges, the operations that pools lack, and the losses of connections."""
 
@@ -83,7 +88,7 @@ class Dispatcher:
         self.obstacles = StreamObstacles()  # to the putting together of whole answers
         self.reports = DisbelievedReports()
         self.losses = WorkQueue()  # an engine that dies or hangs loses many streams at a time
-        self.races: dict[WireAttempt, Callable[[Event], None]] = {}  # by attempt, until the end of its request
+        self.races: dict[WireAttempt, Carrier] = {}  # by attempt, until the end of its request
         self.tasks: set[asyncio.Task[None]] = set()
         fleet.on_found_dead = self._on_found_dead
 
@@ -111,6 +116,6 @@ class Dispatcher:
                 self.losses.do(self._lose, attempt)
 
     def _lose(self, attempt: WireAttempt) -> None:
-        advance = self.races.get(attempt)
-        if advance is not None and attempt.times.first_in is None:  # not a cache warming
-            advance(EndpointDown(attempt.attempt.number))
+        race = self.races.get(attempt)
+        if race is not None and attempt.times.first_in is None:  # not a cache warming
+            race.endpoint_down(attempt)

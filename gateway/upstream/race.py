@@ -1,61 +1,54 @@
-"""Carries out a request: performs the actions of the attempt machine, and reports the events of the attempts to it.
+"""Carries out a request: the wire under the attempt machine, which reports the events of the attempts to it.
 
     race -> attempt -> answer -> relay
 
 References run in this direction alone; results come back as values. The sinks of an exchange hand what an attempt
 returns to the race, in the call of the read: the winner is joined to the answer in the very call of the first token.
 Decides nothing: which attempt is opened, kept, left or committed, and when, is the machine's alone
-(`policies.attempts.attempt_machine`), and so is the state of the request.
+(`policies.attempts.attempt_machine`), and so is the state of the request. The two refer to each other until the end.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any
 
-from backends.failures import LATE, NOT_ASSEMBLED, NOT_READ, OF_STREAMS, SILENT, STOPPED
+from backends.failures import CUT_OFF, LATE, NOT_ASSEMBLED, NOT_READ, OF_STREAMS, SILENT, STOPPED
 from backends.http.loop_aware_timer import LoopAwareTimer
-from backends.interface import Failure
+from backends.interface import Failure, FailureKind
 from gateway.observe.part_notes import SHORTCOMING
 from gateway.observe.record import RequestOutcome, Stage
 from gateway.refusals import refusal_of
 from gateway.upstream.answer import Answer, whole_reply
-from gateway.upstream.answer_hooks import NO_ANSWER_HOOKS, AnswerHooks, Recovery, Rest
+from gateway.upstream.answer_hooks import NO_ANSWER_HOOKS, AnswerHooks, Recovery, Remedy, Rest
 from gateway.upstream.attempt import BrokenOff, Milestone, WireAttempt, WireEvent, WireState
 from gateway.upstream.attempt_records import note_won, record_lost, record_winner
 from gateway.upstream.attempt_sinks import AnswerSink, AttemptSink, WholeAnswerSink
 from gateway.upstream.dispatcher import Dispatcher
-from gateway.upstream.race_facts import RaceFacts
 from gateway.upstream.relay import Relay
 from gateway.upstream.routed_request import RoutedRequest
 from gateway.upstream.upstream import EVERYWHERE
-from policies.attempts.attempt_events import (
-    Answered,
-    Begin,
-    Broken,
-    Cancel,
-    ClientGone,
-    Commit,
-    Ending,
-    Event,
-    FirstToken,
-    GiveUp,
-    Keep,
-    Leave,
-    Leaving,
-    Open,
-    TimerFired,
-)
 from policies.attempts.attempt_machine import AttemptMachine
-from policies.blame.blame import BLAME
-from policies.types import Attempt, AttemptKind, AttemptOutcome, Health
+from policies.attempts.wire import Failed, Progress, Wire
+from policies.blame.blame import BLAME, Blame, Elsewhere
+from policies.types import (
+    FOREVER,
+    Attempt,
+    AttemptKind,
+    AttemptOutcome,
+    Candidate,
+    FirstTokenOutlook,
+    Health,
+    RejectionKind,
+)
 
+MENDABLE = (400, 422)  # statuses of a refusal that may be of the form alone
 _ASLEEP = Health.ASLEEP  # a member is slow to look up in an enumeration
 
 
-class Race:
+class Race(Wire):
     """The attempts of a request. `winner`: the attempt whose answer is relayed, once there is one."""
 
     def __init__(
@@ -64,39 +57,31 @@ class Race:
         self.dispatcher = dispatcher
         self.routed = routed
         self.relay = relay
+        self.closes = dispatcher.fleet.closes
         if routed.assembled and dispatcher.obstacles:
-            self._leave_out_known()
+            routed.unseen |= dispatcher.obstacles.concerned(routed.request, monotonic())
         self.attempts: dict[int, WireAttempt] = {}
         self.winner: WireAttempt | None = None
-        self._judges = hooks.judge
+        self._judges, self._mends = hooks.judge, hooks.mend
         self._recovery: Recovery | None = None
         for recover in hooks.recover:
             self._recovery = self._recovery or recover(routed)
         self._rest: Rest | None = None  # of the answer, that attempts are asked for since it broke
         self._continues: Rest | None = None  # the rest that the winner has written
-        self._facts = RaceFacts(dispatcher, routed, self.attempts, relay, self._recovery)
+        self._outlier = ""  # endpoint that has refused the request, to be confirmed by another
         hedges, limits = dispatcher.hedges_of(routed.route), routed.limits
         limits.recovers = self._recovery is not None
-        self._machine = AttemptMachine(
-            routed.decision, limits, dispatcher.retries, hedges, self._facts, now=monotonic()
-        )
+        self._machine = AttemptMachine(routed.decision, limits, dispatcher.retries, hedges, self, now=monotonic())
         self.answer = Answer(routed, relay, self.attempts, asyncio.get_running_loop().create_future())
         self._first = b""  # bytes of the answer to be written at the commit
         self._first_in = 0.0  # time of the answer's first token
         self._failure: Failure | None = None  # the last one
-        self._broken: BrokenOff | None = None  # the committed answer
         self._timer = LoopAwareTimer()
-
-    def _leave_out_known(self) -> None:
-        """Ask endpoints for whole answers whose streams are known not to give them."""
-        request = self.routed.request
-        known, tools = self.dispatcher.obstacles, bool(request.tools)
-        self.routed.unseen |= known.concerned(request.operation, request.caller, monotonic(), tools=tools)
 
     async def run(self) -> None:
         """Return once an answer was relayed to the end. Raises ApiError if every attempt failed before a token."""
         try:
-            self.advance(Begin())
+            self._machine.begin(monotonic())
             await self.answer.done
         except asyncio.CancelledError:
             if self.relay.stalled:
@@ -108,7 +93,8 @@ class Race:
     def _end(self) -> None:
         """Close all attempts that are open, and record the winner."""
         if self._machine.is_racing or (self.winner is not None and self.winner.state is not WireState.OVER):
-            self.advance(ClientGone())
+            self._machine.client_gone()
+        del self._machine
         self._timer.cancel()
         self.dispatcher.on_dispatched(self.routed.request)
         self.relay.release()
@@ -123,29 +109,14 @@ class Race:
         if self._recovery is not None:
             self._recovery.end(self.winner)
 
-    # -- the machine --------------------------------------------------------------------------
+    # -- events besides those of attempts -------------------------------------------------------
 
-    def advance(self, event: Event) -> None:
-        """Report an event to the machine, and perform its actions. The last one may lead to another event."""
-        step = self._machine.on(event, monotonic())
-        self._timer.set(step.wake_at, self._look)
-        for action in step.actions:
-            match action:
-                case Open(attempt):
-                    self._open(attempt)
-                case Commit(number, was_kept):
-                    self._commit(self.attempts[number], was_kept)
-                case Cancel(number, outcome):
-                    self._cancel(self.attempts[number], outcome)
-                case Keep(_, shortcoming):
-                    SHORTCOMING.put(self.routed.timeline.record, shortcoming)
-                case Leave(number, why):
-                    self._leave(self.attempts[number], why)
-                case GiveUp():
-                    self._give_up(action)
+    def endpoint_down(self, wire: WireAttempt) -> None:
+        """Of an attempt without a first token: the endpoint does not answer its probes any more."""
+        self._machine.endpoint_down(wire.attempt.number, monotonic())
 
     def _look(self) -> None:
-        self._guard(self.advance, TimerFired())
+        self._guard(self._machine.look, monotonic())
 
     def _guard(self, work: Callable[..., None], *given: Any) -> None:
         """An error here is nobody's but the waiting task's: no timer would be left to end the request."""
@@ -156,9 +127,9 @@ class Race:
                 raise
             self.answer.refuse(bug)
 
-    # -- actions --------------------------------------------------------------------------------
+    # -- Wire: performed --------------------------------------------------------------------------------
 
-    def _open(self, attempt: Attempt) -> None:
+    def open(self, attempt: Attempt) -> None:
         routed, endpoint, fleet = self.routed, attempt.candidate.endpoint, self.dispatcher.fleet
         upstream = routed.upstreams[endpoint.id]
         request = routed.backend_request(upstream, attempt)
@@ -168,7 +139,7 @@ class Race:
         assembled = request.stream and not routed.request.stream
         wire = WireAttempt(attempt, upstream, request, fleet, assembled=assembled, rewriting=rewriting, strict=strict)
         self.attempts[attempt.number] = wire
-        self.dispatcher.races[wire] = self.advance
+        self.dispatcher.races[wire] = self
         # sent first: the rest is done while the engine reads the request
         self._send(wire, AttemptSink(wire, self.on_wire, self._lose))
         fleet.on_sent(
@@ -204,15 +175,26 @@ class Race:
         else:
             await wire.connect(sink, waited=monotonic() - began)
 
-    def _cancel(self, wire: WireAttempt, outcome: AttemptOutcome) -> None:
-        """The engine is told at once. An answer that was kept has ended before."""
-        wire.stop(outcome)
+    def cancel(self, number: int, outcome: AttemptOutcome) -> None:
+        """The engine is told at once. An answer that was kept has ended before; one that the caller has read may have
+        its end still to come."""
+        wire = self.attempts[number]
         if wire is not self.winner:
+            wire.stop(outcome)
             record_lost(self.routed, wire)
+        elif outcome is AttemptOutcome.COMPLETED:
+            wire.leave_read()
+            self.routed.timeline.finished(RequestOutcome.COMPLETED, monotonic())
+        else:
+            wire.stop(outcome)
 
-    def _commit(self, wire: WireAttempt, was_kept: bool) -> None:
+    def keep(self, number: int, shortcoming: str) -> None:
+        SHORTCOMING.put(self.routed.timeline.record, shortcoming)
+
+    def commit(self, number: int, *, was_kept: bool = False) -> None:
         """Write the first bytes, and let the attempt go on into the answer. An error of the gateway's own is raised by
         the waiting task, not within the connection to the server."""
+        wire = self.attempts[number]
         try:
             event = self._join(wire, was_kept)
         except Exception as bug:
@@ -254,6 +236,9 @@ class Race:
         """The attempt has won."""
         if wire.attempt.kind is AttemptKind.WHOLE:
             self._note_stream_lost(wire)
+        elif wire.attempt.kind is AttemptKind.MENDED:
+            for mend in self._mends:
+                mend.answered(self.routed, wire)
         self._first_in = wire.times.first_in or wire.times.opened
         if wire.request.operation not in EVERYWHERE:
             self.dispatcher.operations.served.add((wire.attempt.candidate.endpoint.pool, wire.request.operation))
@@ -265,37 +250,75 @@ class Race:
 
     def _note_stream_lost(self, wire: WireAttempt) -> None:
         """A whole answer shows that it was the stream alone that the endpoint could not give."""
-        endpoint, dispatcher = wire.attempt.candidate.endpoint.id, self.dispatcher
-        request = self.routed.request
-        tools, now = bool(request.tools), monotonic()
-        if endpoint not in dispatcher.obstacles.concerned(request.operation, request.caller, now, tools=tools):
+        known, request, endpoint = self.dispatcher.obstacles, self.routed.request, wire.attempt.candidate.endpoint.id
+        if endpoint not in known.concerned(request, monotonic()):
             lost = next(each for each in self.attempts.values() if each.unassembled)
-            self._note_lost(lost, lost.unassembled, calls=False)
+            known.note_lost(lost.attempt.candidate.endpoint.id, request, lost.unassembled, monotonic(), calls=False)
 
-    def _leave(self, wire: WireAttempt, why: Leaving) -> None:
-        """Stop reading a committed stream."""
-        if why is Leaving.LATE:
-            wire.stop(AttemptOutcome.CANCELLED)
+    def leave(self, number: int) -> None:
+        self._lose(self.attempts[number], SILENT)  # an engine that hangs leaves a thousand streams silent at once
+
+    def give_up(self, reason: str, *, unasked: bool = False) -> None:
+        if (
+            self.winner is not None and self.winner.outcome is AttemptOutcome.CANCELLED
+        ):  # in mid answer: its time is over
             self.answer.break_off(BrokenOff(LATE))
-        elif why is Leaving.READ:
-            wire.leave_read()
-            self.routed.timeline.finished(RequestOutcome.COMPLETED, monotonic())
+        elif not self.relay.begun:
+            reopens_in = self._reopens_in(monotonic())
+            decision = self.routed.decision
+            self.answer.refuse(refusal_of(self._failure, reason, decision, reopens_in, unasked=unasked))
         else:
-            self._lose(wire, SILENT)  # an engine that hangs leaves a thousand streams silent at once
-
-    def _give_up(self, action: GiveUp) -> None:
-        if not self.relay.begun:
-            reopens_in = self._facts.reopens_in(monotonic())
-            self.answer.refuse(refusal_of(self._failure, action, self.routed.decision, reopens_in))
-            return
-        assert self._broken is not None
-        if self._rest is None:
-            self.answer.break_off(self._broken)
-        elif action.ending is Ending.NOT_CONTINUED:
-            self._rest.refuse()
-            self.answer.break_off(self._broken)
-        else:
+            assert self._rest is not None
             self.answer.break_off(BrokenOff(self._rest.unwritten(self._failure)))
+
+    def wake(self, at: float) -> None:
+        self._timer.set(None if at == FOREVER else at, self._look)
+
+    def _reopens_in(self, now: float) -> float:
+        """Seconds in which limits keep such a request of the caller from every endpoint that is up; 0: from none."""
+        routed, fleet = self.routed, self.dispatcher.fleet
+        loads = fleet.snapshot_for(routed.request.caller, now).loads
+        ranked = [(each.endpoint.id, each.prompt_tokens) for each in routed.decision.ranked]
+        limited = (each for each in routed.decision.rejected if each.kind is RejectionKind.RATE_LIMITED)
+        ranked += [(each.endpoint, routed.estimate.pools[each.pool].tokens) for each in limited]
+        up = ((name, tokens) for name, tokens in ranked if name in loads and loads[name].health is not Health.DOWN)
+        return min((loads[name].limits.wait(tokens, now) for name, tokens in up), default=0.0)
+
+    # -- Wire: asked ------------------------------------------------------------------------------
+
+    def is_closed(self, candidate: Candidate, now: float) -> bool:
+        return self.dispatcher.fleet.is_closed(candidate, now, self.routed.request.caller)
+
+    def is_saturated(self) -> bool:
+        return self.dispatcher.saturated()
+
+    def outlook(self, attempt: Attempt, sent_at: float, upcoming: Candidate, now: float) -> FirstTokenOutlook:
+        fleet, routed, endpoint = self.dispatcher.fleet, self.routed, upcoming.endpoint
+        load, prompt = fleet.snapshot_for(routed.request.caller, now).loads.get(endpoint.id), routed.estimate.pools
+        known = fleet.view.outlook(self.attempts[attempt.number], upcoming, load, prompt[endpoint.pool], now)
+        return super().outlook(attempt, sent_at, upcoming, now) if known is None else known
+
+    def is_overtaken(self, number: int) -> bool:
+        return self.dispatcher.fleet.view.overtaken(self.attempts[number])
+
+    def progress(self, number: int) -> Progress:
+        attempt = self.attempts[number]
+        complete = attempt.stream and attempt.answered
+        return Progress(
+            heard_at=attempt.times.last_byte,
+            complete=complete,
+            relayed=complete and attempt.tap.terminated and self.relay.begun,
+            paused=self.relay.is_paused,
+        )
+
+    def patience(self, number: int, others: Sequence[Candidate]) -> float:
+        if self._recovery is None:
+            return FOREVER
+        own = self.attempts[number]
+        return self._recovery.patience(own.attempt, own.tpot(), others)
+
+    def without_larger_window(self, pool: str) -> frozenset[str]:
+        return self.dispatcher.fleet.view.without_larger_window(pool)
 
     # -- events of attempts ------------------------------------------------------------------------
 
@@ -332,7 +355,7 @@ class Race:
             self._on_failed(wire, wire.fail(first))
             return
         self._first = first
-        self.advance(FirstToken(wire.attempt.number))
+        self._machine.first_token(wire.attempt.number, monotonic())
         if wire.stream and wire.times.first_in is not None:  # after the write to the caller
             self.dispatcher.fleet.on_first_token(wire, wire.times.first_in)
 
@@ -350,7 +373,7 @@ class Race:
             return
         wire.stop(AttemptOutcome.COMPLETED)
         wire.whole = reply
-        self.advance(Answered(wire.attempt.number, self._shortcoming(reply)))
+        self._machine.answered(wire.attempt.number, self._shortcoming(reply), monotonic())
 
     def _shortcoming(self, reply: bytes) -> str:
         """For which another pool is asked; empty: none."""
@@ -366,18 +389,57 @@ class Race:
         record_lost(self.routed, wire)
         if wire is self.winner:
             self.winner = None
-        self.advance(self._facts.failed(wire, failure, self._rest))
+        self._machine.failed(self._failed(wire, failure), monotonic())
+
+    def _failed(self, wire: WireAttempt, failure: Failure) -> Failed:
+        """The failure, with the facts that decide where the request goes."""
+        blame, rest = BLAME[failure.kind.value], self._rest
+        remedy = self._remedy(wire) if blame.elsewhere is Elsewhere.NOWHERE and rest is None else Remedy.NONE
+        if remedy is not Remedy.NONE:
+            blame = BLAME[FailureKind.UNFIT.value]
+        refused = blame.elsewhere is Elsewhere.NOWHERE
+        return Failed(
+            wire.attempt.number,
+            blame,
+            failure.retry_after,
+            accepted=wire.accepted,
+            translated=self._may_translate(wire, blame),
+            doubtful=refused and self._doubt(wire),
+            whole=bool(wire.unassembled) and failure not in CUT_OFF,
+            whole_at_last=bool(wire.unassembled),
+            anew=rest.asks_anew() if refused and rest is not None else None,
+            mended=remedy is Remedy.AGAIN,
+        )
+
+    def _remedy(self, wire: WireAttempt) -> Remedy:
+        if wire.status not in MENDABLE:
+            return Remedy.NONE
+        found = (mend.refused(self.routed, wire) for mend in self._mends)
+        return next((remedy for remedy in found if remedy is not Remedy.NONE), Remedy.NONE)
+
+    def _may_translate(self, wire: WireAttempt, blame: Blame) -> bool:
+        """The pool lacks the operation, and can be asked in another dialect."""
+        if blame.elsewhere is not Elsewhere.TRANSLATED:
+            return False
+        routed, pool = self.routed, wire.attempt.candidate.endpoint.pool
+        return self.dispatcher.operations.found_lacking(pool, routed.request, routed.route, routed.servers)
+
+    def _doubt(self, wire: WireAttempt) -> bool:
+        """True for the first refusal by an outlier among siblings: another endpoint is asked to confirm it."""
+        endpoint, fleet = wire.attempt.candidate.endpoint.id, self.dispatcher.fleet
+        if self._outlier and self._outlier != endpoint:
+            fleet.on_refusal_confirmed(self._outlier)
+            return False
+        self._outlier = endpoint if fleet.view.is_outlier(endpoint) else ""
+        return bool(self._outlier)
 
     def _note_unassembled(self, wire: WireAttempt) -> None:
         """The endpoint is asked again, for an answer without tokens to be seen, and the caller pays for one."""
         assert self.answer.whole is not None
-        found = self.answer.whole.assembler
-        self._note_lost(wire, found.obstacle, calls=found.of_calls)
+        found, endpoint = self.answer.whole.assembler, wire.attempt.candidate.endpoint.id
+        known = self.dispatcher.obstacles
+        known.note_lost(endpoint, self.routed.request, found.obstacle, monotonic(), calls=found.of_calls)
         self._leave_stream(wire, found.obstacle)
-
-    def _note_lost(self, wire: WireAttempt, what: str, *, calls: bool) -> None:
-        request, endpoint = self.routed.request, wire.attempt.candidate.endpoint.id
-        self.dispatcher.obstacles.note_lost(endpoint, request.operation, request.caller, what, monotonic(), calls=calls)
 
     def _leave_stream(self, wire: WireAttempt, what: str) -> None:
         """Whatever is asked of the endpoint from here on is a whole answer."""
@@ -387,23 +449,26 @@ class Race:
 
     def _note_difference(self, wire: WireAttempt) -> None:
         """The answer was used. A stream that lacks its last event may lack the usage for that reason alone."""
-        whole, request = self.answer.whole, self.routed.request
+        whole = self.answer.whole
         if whole is not None and whole.assembler.difference and wire.tap.terminated:
-            found, endpoint = whole.assembler, wire.attempt.candidate.endpoint.id
-            self.dispatcher.obstacles.note_odd(
-                endpoint, request.operation, request.caller, found.difference, monotonic(), calls=found.of_calls
-            )
+            found, known, request = whole.assembler, self.dispatcher.obstacles, self.routed.request
+            endpoint = wire.attempt.candidate.endpoint.id
+            known.note_odd(endpoint, request, found.difference, monotonic(), calls=found.of_calls)
 
     def _on_broken(self, wire: WireAttempt, broken: BrokenOff) -> None:
         """Others write the rest, or the answer ends by an error."""
         if not self.relay.begun:
             return self._on_failed(wire, broken.failure)
-        self._broken, blame = broken, BLAME[broken.failure.kind.value]
-        if self._recovery is None:
-            return self.advance(Broken(blame))
-        rest = self._recovery.recover(wire, broken.failure, self.answer.unwritten, self._machine.others())
-        self._rest = rest or self._rest
-        return self.advance(Broken(blame, () if rest is None else rest.others))
+        rest: Rest | None = None
+        if self._recovery is not None:
+            rest = self._recovery.recover(wire, broken.failure, self.answer.unwritten, self._machine.others())
+            self._rest = rest or self._rest
+        blame, others = BLAME[broken.failure.kind.value], () if rest is None else rest.others
+        if self._machine.broken(blame, others, monotonic()):
+            return None
+        if self._rest is not None:
+            self._rest.refuse()
+        return self.answer.break_off(broken)
 
     # -- WriteFlowControl -------------------------------------------------------------------------
 

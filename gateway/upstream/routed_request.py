@@ -16,7 +16,7 @@ from gateway.api.operation_fit import NO_SERVERS, Servers
 from gateway.api.request_headers import new_request_id
 from gateway.observe.timeline import RequestTimeline
 from gateway.upstream.upstream import Upstream
-from policies.attempts.attempt_events import AttemptLimits
+from policies.attempts.wire import AttemptLimits
 from policies.routes.route import Route
 from policies.types import FOREVER, Attempt, Decision, Endpoint, PromptEstimate
 
@@ -182,6 +182,7 @@ class RoutedRequest:
             priority=self._priority() if upstream.priority else None,
             session_id=request_id if upstream.kv_events else "",
             model_is_callers=bool(self.model),
+            changes=request.changes.get(pool, ()),
         )
 
     def _priority(self) -> int:

@@ -12,6 +12,7 @@ import logging
 from dataclasses import dataclass, field
 
 from backends.interface import Operation
+from gateway.api.inference_request import InferenceRequest
 
 log = logging.getLogger("firsttoken")
 
@@ -38,20 +39,19 @@ class StreamObstacles:
     def __bool__(self) -> bool:
         return bool(self._known)
 
-    def concerned(self, operation: Operation, caller: str, now: float, *, tools: bool) -> frozenset[str]:
+    def concerned(self, request: InferenceRequest, now: float) -> frozenset[str]:
         """The endpoints to be asked for a whole answer."""
+        asked = [request.operation, bool(request.tools)]
         return frozenset(
             endpoint
             for (endpoint, *kind), known in self._known.items()
-            if kind == [operation, tools] and _counts(known, caller, now)
+            if kind == asked and _counts(known, request.caller, now)
         )
 
-    def note_lost(
-        self, endpoint: str, operation: Operation, caller: str, what: str, now: float, *, calls: bool
-    ) -> None:
+    def note_lost(self, endpoint: str, request: InferenceRequest, what: str, now: float, *, calls: bool) -> None:
         """A stream could not be put together: its answer is bought again, at the gateway's expense."""
         self.bought_twice += 1
-        self._note(endpoint, operation, caller, now, calls)
+        self._note(endpoint, request, now, calls)
         log.warning(
             "endpoint %s: the stream of a whole answer cannot be put together (%s); it is asked again, which no key is "
             "charged for; such answers are asked for whole from now on",
@@ -59,9 +59,9 @@ class StreamObstacles:
             what,
         )
 
-    def note_odd(self, endpoint: str, operation: Operation, caller: str, what: str, now: float, *, calls: bool) -> None:
+    def note_odd(self, endpoint: str, request: InferenceRequest, what: str, now: float, *, calls: bool) -> None:
         """An answer was used that may differ from the server's own."""
-        self._note(endpoint, operation, caller, now, calls)
+        self._note(endpoint, request, now, calls)
         log.info(
             "endpoint %s: the stream of a whole answer differs from a whole answer (%s); it was used, and such answers "
             "are asked for whole from now on",
@@ -69,14 +69,14 @@ class StreamObstacles:
             what,
         )
 
-    def _note(self, endpoint: str, operation: Operation, caller: str, now: float, calls: bool) -> None:
+    def _note(self, endpoint: str, request: InferenceRequest, now: float, calls: bool) -> None:
         for tools in (True,) if calls else (True, False):
-            kind = endpoint, operation, tools
+            kind = endpoint, request.operation, tools
             known = self._known.pop(kind, None)
             if known is None or known.until <= now:
                 known = _Obstacle(now + KEPT)
             if len(known.callers) < WITNESSES:
-                known.callers.add(caller)
+                known.callers.add(request.caller)
             self._known[kind] = known
         while len(self._known) > MOST:
             del self._known[next(iter(self._known))]

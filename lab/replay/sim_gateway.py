@@ -19,9 +19,9 @@ from lab.replay.sim_fleet import OURS, Clock, Scenario, SimFleet
 from lab.replay.sim_kv_events import SimKvEvents
 from lab.scorers.research_scorers import REPLAY_SCORERS
 from lab.traffic.traces import Arrival
-from policies.attempts import attempt_events as steps
 from policies.attempts.attempt_machine import AttemptMachine
 from policies.attempts.budgets import HedgeBudget, RetryBudget
+from policies.attempts.wire import AttemptLimits, Failed, Wire
 from policies.blame.blame import BLAME, Elsewhere
 from policies.fleet.fleet import AttemptReport, Fleet
 from policies.fleet.peers import PeerLink
@@ -88,29 +88,37 @@ class ActiveRequest:
         return replace(self.arrival, prompt_tokens=prompt, output_tokens=rest, answer_hashes=())
 
 
-class SimFacts:
-    """A hedge would take the place of a request in the queue. Nothing else is simulated."""
+class SimWire(Wire):
+    """Attempts of one request in virtual time. A hedge would take the place of a request in the queue; no answer is
+    looked at once it has begun."""
 
-    closes = False
-
-    def __init__(self, queue: QueueScheduler | Clairvoyant, fleet: Fleet, request: ActiveRequest) -> None:
-        self._queue = queue
-        self._fleet = fleet
+    def __init__(self, gateway: SimGateway, request: ActiveRequest) -> None:
+        self._gateway = gateway
         self._request = request
-        self.is_closed = steps.NO_FACTS.is_closed
-        self.is_overtaken = steps.NO_FACTS.is_overtaken
-        self.progress = steps.NO_FACTS.progress
-        self.patience = steps.NO_FACTS.patience
-        self.without_larger_window = steps.NO_FACTS.without_larger_window
+
+    def open(self, attempt: Attempt) -> None:
+        self._gateway.open(self._request, attempt)
+
+    def cancel(self, number: int, outcome: AttemptOutcome) -> None:
+        self._gateway.cancel(self._request, number, outcome)
+
+    def commit(self, number: int, *, was_kept: bool = False) -> None:
+        self._request.won = number
+
+    def give_up(self, reason: str, *, unasked: bool = False) -> None:
+        self._gateway.close(self._request, ReplayOutcome.BROKEN if self._request.written else ReplayOutcome.LOST)
+
+    def wake(self, at: float) -> None:
+        self._gateway.wake(self._request, at)
 
     def is_saturated(self) -> bool:
-        return bool(self._queue.held)
+        return bool(self._gateway.queue.held)
 
     def outlook(self, attempt: Attempt, sent_at: float, upcoming: Candidate, now: float) -> FirstTokenOutlook:
-        fleet, request, endpoint = self._fleet, self._request, upcoming.endpoint
+        fleet, request, endpoint = self._gateway.fleet, self._request, upcoming.endpoint
         load, prompt = fleet.snapshot(now).loads.get(endpoint.id), request.estimate.pools[endpoint.pool]
         known = fleet.view.outlook(request.key(attempt.number), upcoming, load, prompt, now)
-        return steps.NO_FACTS.outlook(attempt, sent_at, upcoming, now) if known is None else known
+        return super().outlook(attempt, sent_at, upcoming, now) if known is None else known
 
 
 class DecisionOverride:
@@ -234,8 +242,8 @@ class SimGateway:
         if request.decision is None:
             self.queue.leave(number, self.clock.now)
         for attempt in list(request.open):
-            self._cancel(request, attempt, AttemptOutcome.CANCELLED)
-        self._close(request, ReplayOutcome.LEFT)
+            self.cancel(request, attempt, AttemptOutcome.CANCELLED)
+        self.close(request, ReplayOutcome.LEFT)
 
     def on_decision(self, request: ActiveRequest, decision: Decision) -> None:
         if decision.outcome is not Placement.PLACE:
@@ -248,17 +256,15 @@ class SimGateway:
         if self.scenario.scorer != OURS:  # baselines do not abandon silent attempts: that is part of our policy
             decision = replace(decision, deadline=FOREVER)
         request.decision = decision
-        limits = steps.AttemptLimits(
+        limits = AttemptLimits(
             max_attempts=request.route.max_attempts,
             hedge=request.route.hedge != "off",
             first_token_limit=self.scenario.first_token_limit,
             recovers=request.route.rescue == "on",
         )
         hedges, now = self._hedges[request.route.name], self.clock.now
-        request.machine = AttemptMachine(
-            decision, limits, self._retries, hedges, SimFacts(self.queue, self.fleet, request), now=now
-        )
-        return self._step(request, steps.Begin())
+        request.machine = AttemptMachine(decision, limits, self._retries, hedges, SimWire(self, request), now=now)
+        return request.machine.begin(now)
 
     def _shed(self, request: ActiveRequest, retry_after: float) -> None:
         now, result = self.clock.now, request.result
@@ -267,7 +273,7 @@ class SimGateway:
         if retry_after and len(result.refusals) <= self.scenario.returns:
             self.clock.at(now + retry_after, self._come_back, request)
         else:
-            self._close(request, ReplayOutcome.SHED)
+            self.close(request, ReplayOutcome.SHED)
 
     def _come_back(self, request: ActiveRequest) -> None:
         """The caller sends the refused request again."""
@@ -276,26 +282,14 @@ class SimGateway:
         request.estimate = self._estimate(request.arrival, request.route, request.result)
         self._enter(request)
 
-    # ---------------------------------------------------------------- actions of the attempt machine
+    # ---------------------------------------------------------------- calls of the wire
 
-    def _step(self, request: ActiveRequest, event: steps.Event) -> None:
-        assert request.machine is not None
-        step = request.machine.on(event, self.clock.now)
-        for action in step.actions:
-            match action:
-                case steps.Open(attempt):
-                    self._open(request, attempt)
-                case steps.Cancel(number, outcome):
-                    self._cancel(request, number, outcome)
-                case steps.Commit(number):
-                    request.won = number
-                case steps.GiveUp():
-                    self._close(request, ReplayOutcome.BROKEN if request.written else ReplayOutcome.LOST)
-        if step.wake_at is not None and step.wake_at not in (request.wake_at, FOREVER):
-            request.wake_at = step.wake_at
-            self.clock.at(step.wake_at, self._on_timer, request.number, step.wake_at)
+    def wake(self, request: ActiveRequest, at: float) -> None:
+        if at not in (request.wake_at, FOREVER):
+            request.wake_at = at
+            self.clock.at(at, self._on_timer, request.number, at)
 
-    def _open(self, request: ActiveRequest, attempt: Attempt) -> None:
+    def open(self, request: ActiveRequest, attempt: Attempt) -> None:
         candidate, now = attempt.candidate, self.clock.now
         endpoint, key, arrival = candidate.endpoint, request.key(attempt.number), request.left
         request.open[attempt.number] = OpenAttempt(candidate, now)
@@ -325,7 +319,7 @@ class SimGateway:
         except ValueError:
             self.clock.at(now, self._on_refused, key, Refused(400, "too long"))
 
-    def _cancel(self, request: ActiveRequest, number: int, outcome: AttemptOutcome) -> None:
+    def cancel(self, request: ActiveRequest, number: int, outcome: AttemptOutcome) -> None:
         """The cancellation reaches the engine after `overhead` seconds, as a request does."""
         opened, key, now = request.open.pop(number), request.key(number), self.clock.now
         endpoint = opened.candidate.endpoint.id
@@ -342,10 +336,10 @@ class SimGateway:
 
     def _on_timer(self, number: int, due: float) -> None:
         request = self.active.get(number)
-        if request is None or request.wake_at != due or request.won:
+        if request is None or request.machine is None or request.wake_at != due or request.won:
             return
         request.wake_at = FOREVER
-        self._step(request, steps.TimerFired())
+        request.machine.look(self.clock.now)
 
     # ---------------------------------------------------------------- events of the servers
 
@@ -371,8 +365,9 @@ class SimGateway:
         self.results.prefilled(candidate.endpoint.id, opened.sent_at, now)
         if self.clairvoyant is not None:
             self.clairvoyant.on_first_token(request.number, request.key(attempt), now)
+        assert request.machine is not None
         if request.written:
-            return self._step(request, steps.FirstToken(attempt))
+            return request.machine.first_token(attempt, now)
         assert decision is not None
         result.first_at = now
         result.sent_at = opened.sent_at
@@ -388,7 +383,7 @@ class SimGateway:
             others = (other.forecast.p50 for other in decision.ranked if other.endpoint != candidate.endpoint)
             result.alternative = min(others, default=None)
         self.results.answered(result, decision, request.estimate)
-        self._step(request, steps.FirstToken(attempt))
+        request.machine.first_token(attempt, now)
         request.decision = None
         return None
 
@@ -405,7 +400,7 @@ class SimGateway:
             result.route, request.written + event.output_tokens, *_kind(arrival), under_p90=result.is_under_total_p90
         )
         result.cost = pool.price.of(arrival.prompt_tokens, event.output_tokens)
-        self._close(request, ReplayOutcome.COMPLETED)
+        self.close(request, ReplayOutcome.COMPLETED)
 
     def on_engine_death(self, key: int, written: int) -> None:
         """The engine of this attempt died, after so many tokens of the answer."""
@@ -417,12 +412,12 @@ class SimGateway:
             self.fleet.on_ended(key, AttemptOutcome.BROKEN, self.clock.now, AttemptReport())
             self._break_off(request, broken, max(written, 1))
         else:
-            self._fail(request, steps.Failed(attempt, BLAME["reset"], accepted=True))
+            self._fail(request, Failed(attempt, BLAME["reset"], accepted=True))
 
     def _break_off(self, request: ActiveRequest, broken: Candidate, written: int) -> None:
         """A peer that is up continues the answer, on a route with `rescue`."""
         if request.route.rescue == "off":
-            return self._close(request, ReplayOutcome.BROKEN)
+            return self.close(request, ReplayOutcome.BROKEN)
         request.won = 0
         request.written += written
         if self.clairvoyant is not None:
@@ -431,7 +426,10 @@ class SimGateway:
             request.decision = None
             return self._enqueue(request)
         assert request.machine is not None
-        return self._step(request, steps.Broken(BLAME["reset"], self._peers(request, request.machine.others(), broken)))
+        others = self._peers(request, request.machine.others(), broken)
+        if not request.machine.broken(BLAME["reset"], others, self.clock.now):
+            self.close(request, ReplayOutcome.BROKEN)
+        return None
 
     def _peers(self, request: ActiveRequest, others: Sequence[Candidate], broken: Candidate) -> list[Candidate]:
         """Those that are up, in order; of those that can bear another prefill the forecast as of now tells."""
@@ -448,9 +446,9 @@ class SimGateway:
     def _on_refused(self, key: int, refused: Refused) -> None:
         blame = BLAME[{0: "connect", 400: "client", 429: "rate_limited"}.get(refused.status, "overloaded")]
         if (request := self._waiting(key)) is not None:
-            self._fail(request, steps.Failed(key % ATTEMPTS, blame, refused.retry_after))
+            self._fail(request, Failed(key % ATTEMPTS, blame, refused.retry_after))
 
-    def _fail(self, request: ActiveRequest, failure: steps.Failed) -> None:
+    def _fail(self, request: ActiveRequest, failure: Failed) -> None:
         opened, blame = request.open.pop(failure.number), failure.blame
         self.results.prefilled(opened.candidate.endpoint.id, opened.sent_at, self.clock.now)
         connected = failure.accepted or blame.kind not in ("connect", "reset")
@@ -460,9 +458,10 @@ class SimGateway:
             self.clairvoyant.on_ended(request.number)
             request.decision = None
             return self._enqueue(request)
-        return self._step(request, failure)
+        assert request.machine is not None
+        return request.machine.failed(failure, self.clock.now)
 
-    def _close(self, request: ActiveRequest, end: ReplayOutcome) -> None:
+    def close(self, request: ActiveRequest, end: ReplayOutcome) -> None:
         request.result.end = end
         request.result.ended_at = self.clock.now
         del self.active[request.number]

@@ -1,13 +1,13 @@
-"""Attempts of one request: a state machine that takes events and returns actions.
+"""Attempts of one request: events are method calls, and what follows is done by the `Wire` (`policies.attempts.wire`).
 
-    IDLE --Begin--> RACING --FirstToken, Answered--> COMMITTED
-                      |  |  <-----Broken, Failed-----  |
-                      |  +--no candidate left, or none allowed--> GAVE_UP
-                      +--ClientGone--> GONE
+    IDLE --begin--> RACING --first_token, answered--> COMMITTED
+                      |  |  <-----broken, failed-----  |
+                      |  +--no candidate left, or none allowed--> OVER
+                      +--client_gone, and in mid answer its limit of time--> OVER
 
 Rules:
 - Nothing has reached the client before the first token, so any earlier failure can be hidden. Every request ends in
-  exactly one of Commit, GiveUp or ClientGone; after Broken or a late Failed, once more.
+  exactly one of a commit, giving up or a caller that has gone; after a break or a late failure, once more.
 - Candidates are tried in the order of the decision, each once (`policies.attempts.candidate_walk`).
 - A failure is followed as its blame says (`policies.blame`): by nobody, by the next candidate, by another pool. A
   refusal by an endpoint whose siblings answer is doubtful: another endpoint is asked to confirm.
@@ -26,53 +26,40 @@ Rules:
 - An endpoint whose stream could not be put together is asked again, for a whole answer, at once and beside the others:
   the fault is the gateway's, so the attempt comes off no budget, and no other endpoint would do better. One whose
   stream has failed is asked so where no other endpoint is left.
-- An attempt at an endpoint found dead (EndpointDown) is left for the next candidate, if there is one.
+- An endpoint that has refused a form of the request, and not the request, is asked again in another form, likewise.
+- An attempt at an endpoint found dead is left for the next candidate, if there is one.
 - A committed stream is looked at when silent, and left or not (`policies.attempts.committed_stream`).
 - Where nothing of the answer was written, a failure is followed as before the commit; else others race to write the
-  rest, where there are any (Broken): endpoints without a failure in this request.
+  rest, where there are any: endpoints without a failure in this request.
 - Events about attempts that have ended, and all events after the end, change nothing.
+- The wire may report another event from within a call, so an event ends with that call: a commit, or giving up.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from enum import Enum
 
-from policies.attempts.attempt_events import (
-    NO_FACTS,
-    Action,
-    Answered,
-    AttemptFacts,
-    AttemptLimits,
-    AttemptStep,
-    Begin,
-    Broken,
-    Cancel,
-    ClientGone,
-    Commit,
-    Ending,
-    EndpointDown,
-    Event,
-    Failed,
-    FirstToken,
-    GiveUp,
-    Keep,
-    Leave,
-    Leaving,
-    Open,
-    TimerFired,
-)
-from policies.attempts.attempt_states import TRANSITIONS, AttemptState
 from policies.attempts.budgets import HedgeBudget, RequestBudgets, RetryBudget
 from policies.attempts.candidate_walk import CandidateWalk
-from policies.attempts.committed_stream import idle_of, look, without_caller
+from policies.attempts.committed_stream import idle_of, is_late, next_look
 from policies.attempts.first_token_limits import first_token_limit
 from policies.attempts.pending_attempt import PendingAttempt, SilenceFinding, SilenceLook
 from policies.attempts.retry_rules import BACKOFF, is_charged, is_lost, pools_alike, wait_before_retry
+from policies.attempts.wire import AttemptLimits, Failed, Wire
+from policies.blame.blame import Blame
 from policies.types import FOREVER, Attempt, AttemptKind, AttemptOutcome, Candidate, Decision, Placement
 
 CLOSED_CHECK = 0.05  # s between two looks for an endpoint that takes requests again
 OVERDUE = "the limit of time for the whole answer has passed"
+
+
+class AttemptState(Enum):
+    IDLE = "idle"
+    RACING = "racing"
+    COMMITTED = "committed"
+    OVER = "over"
 
 
 class AttemptMachine:
@@ -85,7 +72,7 @@ class AttemptMachine:
         limits: AttemptLimits,
         retries: RetryBudget,
         hedges: HedgeBudget,
-        facts: AttemptFacts = NO_FACTS,
+        wire: Wire,
         *,
         now: float,
     ) -> None:
@@ -94,9 +81,9 @@ class AttemptMachine:
         self.kept: Attempt | None = None
         self._limits = limits
         self._share = RequestBudgets(retries, hedges)
-        self._facts = facts
+        self._wire = wire
         self._ranked: Sequence[Candidate] = decision.ranked if decision.outcome is Placement.PLACE else ()
-        self._walk = CandidateWalk(self._ranked, facts, limits)
+        self._walk = CandidateWalk(self._ranked, wire, limits)
         self._deadline = decision.deadline
         self._began_at = now
         self._next_kind = AttemptKind.FALLBACK
@@ -104,7 +91,6 @@ class AttemptMachine:
         self._look_at = FOREVER  # at the committed stream
         self._later: tuple[float, Candidate | None] | None = None  # time to open one; None: the first open again
         self._retried = False
-        self._actions: list[Action] = []
 
     @property
     def is_racing(self) -> bool:
@@ -115,117 +101,118 @@ class AttemptMachine:
         """Limits of the attempts to come."""
         self._limits = limits
 
-    def on(self, event: Event, now: float) -> AttemptStep:
-        if type(event) in TRANSITIONS[self.state]:
-            match event:
-                case FirstToken(number):
-                    self._first_token(number, now)
-                case Begin():
-                    self._begin(now)
-                case TimerFired():
-                    self._timer_fired(now)
-                case Failed():
-                    self._failed(event, now)
-                case Answered():
-                    self._answered(event, now)
-                case EndpointDown(number):
-                    self._endpoint_down(number, now)
-                case ClientGone():
-                    self._client_gone()
-                case Broken():
-                    self._broken(event, now)
-        actions, self._actions = tuple(self._actions), []
+    def _set_timer(self) -> None:
+        """Of every event, at its end."""
         wake_at = self._look_at if self._later is None else min(self._look_at, self._later[0])
         for pending in self.pending.values():
             wake_at = min(wake_at, pending.recheck_at)
-        return AttemptStep(actions, None if wake_at == FOREVER else wake_at)
+        self._wire.wake(wake_at)
 
     # -- the course of most requests ------------------------------------------------------------
 
-    def _begin(self, now: float) -> None:
+    def begin(self, now: float) -> None:
+        """The request is decided."""
+        if self.state is not AttemptState.IDLE:
+            return
         self.state = AttemptState.RACING
         self._share.begin()
         if not self._ranked:
-            self._give_up(Ending.NO_CANDIDATE, "there is no candidate")
+            self._give_up("there is no candidate")
         elif now >= self._limits.limit_at:
-            self._give_up(Ending.OVERDUE, OVERDUE)
+            self._give_up(OVERDUE)
         elif self._limits.checks_forecasts and not self._walk.skip_slow(now):
-            self._give_up(Ending.TOO_SLOW, self._walk.too_slow)
+            self._give_up(self._walk.too_slow, unasked=True)
         else:
             self._open(self._walk.take(), AttemptKind.PRIMARY, now)
+        self._set_timer()
 
-    def _first_token(self, number: int, now: float) -> None:
+    def first_token(self, number: int, now: float) -> None:
+        """Visible content of an attempt; a preamble, a ping or an error is not."""
         if (pending := self.pending.pop(number, None)) is not None:
             self._commit(pending.attempt, now)
+            self._set_timer()
 
     def _commit(self, attempt: Attempt, now: float) -> None:
-        """Losers are cancelled before the Commit: by then their cost is known."""
+        """Losers are cancelled before the commit: by then their cost is known."""
         self._end(AttemptState.COMMITTED)
         kept, limits = self.kept, self._limits
         self._committed, self.kept = attempt, None
         self._look_at = min(now + self._patience(attempt), limits.limit_at)
         if kept is not None and kept is not attempt:
-            self._actions.append(Cancel(kept.number, AttemptOutcome.COMPLETED))
-        self._actions.append(Commit(attempt.number, was_kept=kept is attempt))
+            self._wire.cancel(kept.number, AttemptOutcome.COMPLETED)
+        self._wire.commit(attempt.number, was_kept=kept is attempt)
 
-    def _answered(self, answer: Answered, now: float) -> None:
-        pending = self.pending.get(answer.number)
+    def answered(self, number: int, shortcoming: str, now: float) -> None:
+        """A whole answer is complete and was judged. `shortcoming`: for which the route would rather have another
+        pool's; empty: none."""
+        pending = self.pending.get(number)
         if pending is None:
             return
         walk, candidate = self._walk, pending.attempt.candidate
-        if answer.shortcoming and self.kept is None and walk.may_open and walk.has_other_pool(candidate):
-            self._keep(pending.attempt, answer.shortcoming, now)
+        if shortcoming and self.kept is None and walk.may_open and walk.has_other_pool(candidate):
+            self._keep(pending.attempt, shortcoming, now)
+            self._set_timer()
         else:
-            self._first_token(answer.number, now)
+            self.first_token(number, now)
 
     def _keep(self, attempt: Attempt, shortcoming: str, now: float) -> None:
         """Ask another pool, and hold this answer meanwhile."""
         del self.pending[attempt.number]
         self.kept = attempt
-        self._actions.append(Keep(attempt.number, shortcoming))
+        self._wire.keep(attempt.number, shortcoming)
         if not self._walk.turn_to("content_filter"):
             self._walk.avoid({attempt.candidate.endpoint.pool})
-        self._go_on(now, Ending.REFUSED, shortcoming)
+        self._go_on(now, shortcoming)
 
-    def _client_gone(self) -> None:
+    def client_gone(self) -> None:
+        """The caller has disconnected. After the last event of its answer it has a complete answer, whoever closes
+        first."""
+        if self.state is AttemptState.OVER:
+            return
         if self.kept is not None:
-            self._actions.append(Cancel(self.kept.number, AttemptOutcome.COMPLETED))
+            self._wire.cancel(self.kept.number, AttemptOutcome.COMPLETED)
         if self.state is AttemptState.COMMITTED and self._committed is not None:
             number = self._committed.number
-            self._actions.append(without_caller(number, self._facts.progress(number)))
-        self._end(AttemptState.GONE)
+            progress = self._wire.progress(number)
+            is_read = progress.relayed and not progress.paused
+            self._wire.cancel(number, AttemptOutcome.COMPLETED if is_read else AttemptOutcome.CANCELLED)
+        self._end(AttemptState.OVER)
+        self._set_timer()
 
     # -- failures -------------------------------------------------------------------------------
 
-    def _failed(self, failure: Failed, now: float) -> None:
-        attempt = self._take_failed(failure.number)
-        if attempt is None:
-            return
-        if failure.whole:
-            self._ask_whole(attempt.candidate, now)
+    def failed(self, failure: Failed, now: float) -> None:
+        """An attempt has ended, and nothing of an answer has been written."""
+        if (attempt := self._take_failed(failure.number)) is not None:
+            self._follow(failure, attempt, now)
+            self._set_timer()
+
+    def _follow(self, failure: Failed, attempt: Attempt, now: float) -> None:
+        if failure.whole or failure.mended:
+            self._ask_anew(attempt.candidate, AttemptKind.WHOLE if failure.whole else AttemptKind.MENDED, now)
             return
         candidate, lost = attempt.candidate, is_lost(failure.blame)
         self._walk.deaths += lost and failure.accepted
         self._walk.lost.add(candidate.endpoint.id)
         own_tiers = self._walk.turn_to(failure.blame.kind)
-        alike = () if own_tiers else pools_alike(failure, candidate, self._walk, self._limits, self._facts)
+        alike = () if own_tiers else pools_alike(failure, candidate, self._walk, self._limits, self._wire)
         self._walk.avoid(alike or ())
         if self.pending:
             self._weigh_anew(now)
         elif failure.anew and self._walk.may_open:
             self._open(candidate, self._next_kind, now)
         elif alike is None and not failure.doubtful and failure.anew is None:
-            self._give_up(Ending.REFUSED, f"attempt {failure.number} failed and no other endpoint would do better")
+            self._give_up(f"attempt {failure.number} failed and no other endpoint would do better")
         elif self._retry_elsewhere(failure, candidate, now):
             return
         elif failure.whole_at_last:
-            self._ask_whole(candidate, now)
+            self._ask_anew(candidate, AttemptKind.WHOLE, now)
         elif not self._schedule_retry(failure, candidate, now):
-            self._give_up(*self._walk.exhausted(self._share.denied))
+            self._give_up(self._walk.exhausted(self._share.denied))
 
-    def _ask_whole(self, candidate: Candidate, now: float) -> None:
+    def _ask_anew(self, candidate: Candidate, kind: AttemptKind, now: float) -> None:
         self._walk.allow_another()
-        self._open(candidate, AttemptKind.WHOLE, now)
+        self._open(candidate, kind, now)
 
     def _take_failed(self, number: int) -> Attempt | None:
         """Remove and return the failed attempt; None: the attempt had ended before."""
@@ -243,7 +230,7 @@ class AttemptMachine:
         charged = self._walk.retries is None and is_charged(failure, failed, self._walk)
         if self._walk.advance(now) and charged and self._walk.upcoming.endpoint.pool == failed.endpoint.pool:
             if self._share.take_retry():
-                self._open(self._walk.take(), self._next_kind, now, charged=True)
+                self._open(self._walk.take(), self._next_kind, now)
                 return True
             self._walk.avoid({failed.endpoint.pool})
         if self._walk.advance(now) and self._walk.asks_again and not is_lost(failure.blame):
@@ -275,14 +262,15 @@ class AttemptMachine:
         self._open_later(now)
         return True
 
-    def _go_on(self, now: float, ending: Ending, reason: str) -> None:
+    def _go_on(self, now: float, reason: str) -> None:
         """The next candidate, or the end."""
         if self._walk.advance(now):
             self._open(self._walk.take(), self._next_kind, now)
         else:
-            self._give_up(ending, reason)
+            self._give_up(reason)
 
-    def _endpoint_down(self, number: int, now: float) -> None:
+    def endpoint_down(self, number: int, now: float) -> None:
+        """The endpoint of an attempt does not answer its probes any more."""
         pending = self.pending.get(number)
         if pending is None:
             return
@@ -291,6 +279,7 @@ class AttemptMachine:
             self._weigh_anew(now)
         elif self._walk.advance(now):
             self._abandon(pending, now)
+        self._set_timer()
 
     def _weigh_anew(self, now: float) -> None:
         for pending in self.pending.values():
@@ -306,20 +295,23 @@ class AttemptMachine:
     def _patience(self, attempt: Attempt) -> float:
         """Seconds without a byte after which the committed stream is left."""
         idle = idle_of(self._limits, attempt.candidate)
-        return min(idle, self._facts.patience(attempt.number, self.others())) if self._limits.recovers else idle
+        return min(idle, self._wire.patience(attempt.number, self.others())) if self._limits.recovers else idle
 
-    def _broken(self, broken: Broken, now: float) -> None:
-        """Race again for the rest of the answer."""
-        assert self._committed is not None
+    def broken(self, blame: Blame, others: Sequence[Candidate], now: float) -> bool:
+        """The committed stream broke, of which a part has been written: race again for the rest of the answer.
+        `others`: those that may write the rest, in order. False: none is asked, and this is the end."""
+        if self.state is not AttemptState.COMMITTED or self._committed is None:
+            return False
         walk = self._walk
         walk.lost.add(self._committed.candidate.endpoint.id)
-        walk.deaths += is_lost(broken.blame)
-        others = broken.others if walk.may_open else ()
-        self._race_for_rest(others)
-        if others:
-            self._go_on(now, *walk.exhausted(self._share.denied))
+        walk.deaths += is_lost(blame)
+        if may_ask := bool(others) and walk.may_open:
+            self._race_for_rest(others)
+            self._go_on(now, walk.exhausted(self._share.denied))
         else:
-            self._give_up(Ending.NOT_CONTINUED, "nobody may write the rest")
+            self._end(AttemptState.OVER)
+        self._set_timer()
+        return may_ask
 
     def _race_for_rest(self, others: Sequence[Candidate]) -> None:
         """Attempts from here on write the rest of the answer: without a deadline, and without hedges."""
@@ -332,33 +324,36 @@ class AttemptMachine:
 
     def _check_stream(self, attempt: Attempt, now: float) -> None:
         """Leave the committed stream, or look again later."""
-        found = look(self._limits, self._patience(attempt), self._facts.progress(attempt.number), now)
-        if not isinstance(found, Leaving):
-            self._look_at = found
-            return
-        self._look_at = FOREVER
-        self._actions.append(Leave(attempt.number, found))
-        if found is Leaving.LATE:
-            self._end(AttemptState.GAVE_UP)
+        progress = self._wire.progress(attempt.number)
+        if is_late(self._limits, progress, now):
+            self._wire.cancel(attempt.number, AttemptOutcome.CANCELLED)
+            self._give_up(OVERDUE)
+        elif (look_at := next_look(self._limits, self._patience(attempt), progress, now)) > now:
+            self._look_at = look_at
+        else:
+            self._look_at = FOREVER
+            self._wire.leave(attempt.number)
 
     # -- silence --------------------------------------------------------------------------------
 
-    def _timer_fired(self, now: float) -> None:
+    def look(self, now: float) -> None:
+        """The time of the latest `Wire.wake` is reached."""
         if self.state is AttemptState.COMMITTED and self._committed is not None:
             if now >= self._look_at:
                 self._check_stream(self._committed, now)
-            return
-        self._open_later(now)
-        for number, pending in tuple(self.pending.items()):
-            if number in self.pending and pending.recheck_at <= now:
-                self._check_silence(pending, now)
+        else:
+            self._open_later(now)
+            for number, pending in tuple(self.pending.items()):
+                if number in self.pending and pending.recheck_at <= now:
+                    self._check_silence(pending, now)
+        self._set_timer()
 
     def _check_silence(self, pending: PendingAttempt, now: float) -> None:
         """Race or abandon a silent attempt at `recheck_at`."""
-        look = SilenceLook(now, self._limits, self._deadline, self._facts, self._share, len(self.pending), self._walk)
+        look = SilenceLook(now, self._limits, self._deadline, self._wire, self._share, len(self.pending), self._walk)
         match look.at(pending):
             case SilenceFinding.RACE:
-                self._open(self._walk.take(), AttemptKind.HEDGE, now, charged=True)
+                self._open(self._walk.take(), AttemptKind.HEDGE, now)
             case SilenceFinding.NO_TOKEN:
                 self._abandon(pending, now)
             case SilenceFinding.NO_BYTE:
@@ -371,18 +366,18 @@ class AttemptMachine:
         reason = reason or f"no first token within {limit:g} s"
         del self.pending[pending.attempt.number]
         self._walk.lost.add(pending.attempt.candidate.endpoint.id)
-        self._actions.append(Cancel(pending.attempt.number, AttemptOutcome.SILENT))
+        self._wire.cancel(pending.attempt.number, AttemptOutcome.SILENT)
         if now >= self._limits.limit_at:
-            self._give_up(Ending.OVERDUE, OVERDUE)
+            self._give_up(OVERDUE)
         elif not self.pending or (leave and now < pending.limit_at):
-            self._go_on(now, Ending.SILENCE, reason)
+            self._go_on(now, reason)
 
     # -- opening and ending -----------------------------------------------------------------------
 
-    def _open(self, candidate: Candidate, kind: AttemptKind, now: float, charged: bool = False) -> None:
+    def _open(self, candidate: Candidate, kind: AttemptKind, now: float) -> None:
         attempt = self._walk.attempt(candidate, kind)
         self.pending[attempt.number] = PendingAttempt.sent(attempt, self._limits, self._walk, self._deadline, now)
-        self._actions.append(Open(attempt, charged))
+        self._wire.open(attempt)
 
     def _open_later(self, now: float) -> None:
         """Open the candidate that was put off, or the first that is closed no longer; else look again soon, until the
@@ -394,26 +389,24 @@ class AttemptMachine:
         if candidate is not None:
             self._open(candidate, self._next_kind, now)
         elif now >= min(self._limits.limit_at, self._began_at + self._limits.first_token_limit):
-            self._give_up(Ending.CLOSED, "every other endpoint is at its cap or rate limited")
+            self._give_up("every other endpoint is at its cap or rate limited")
         else:
             self._later = now + CLOSED_CHECK, None
 
-    def _give_up(self, ending: Ending, reason: str) -> None:
+    def _give_up(self, reason: str, *, unasked: bool = False) -> None:
         """Commit the answer that was kept, or end without an answer."""
         if self.kept is not None:
             self._commit(self.kept, FOREVER)  # it is whole: no silence to look at
             return
-        self._end(AttemptState.GAVE_UP)
-        self._actions.append(GiveUp(ending, reason))
+        self._end(AttemptState.OVER)
+        self._wire.give_up(reason, unasked=unasked)
 
     def _end(self, state: AttemptState) -> None:
         """Cancel what is pending, and return the shares of the budgets."""
-        if self.pending:
-            self._cancel_pending()
+        numbers = tuple(self.pending)
+        self.pending.clear()
+        for number in numbers:
+            self._wire.cancel(number, AttemptOutcome.CANCELLED)
         self._later, self._look_at = None, FOREVER
         self.state = state
         self._share.end()
-
-    def _cancel_pending(self) -> None:
-        self._actions += [Cancel(number, AttemptOutcome.CANCELLED) for number in self.pending]
-        self.pending.clear()

@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from itertools import cycle, islice
 
-from policies.attempts.attempt_events import AttemptFacts, AttemptLimits, Ending
 from policies.attempts.first_token_limits import exceeds_limit
+from policies.attempts.wire import AttemptLimits, Wire
 from policies.routes.levels import FailureCause
 from policies.types import Attempt, AttemptKind, Candidate
 
@@ -30,7 +30,7 @@ class CandidateWalk:
     """The candidates not yet tried, the pools avoided, the candidates passed over as closed, and the attempts so far.
     `deaths`: of endpoints that had accepted the request; `lost`: endpoints with a failure."""
 
-    def __init__(self, ranked: Sequence[Candidate], facts: AttemptFacts, limits: AttemptLimits) -> None:
+    def __init__(self, ranked: Sequence[Candidate], wire: Wire, limits: AttemptLimits) -> None:
         rules = limits.tiers
         self.opened = self.deaths = 0
         self.lost: set[str] = set()
@@ -48,7 +48,7 @@ class CandidateWalk:
         self._tried_pools: set[str] = set()
         self.too_slow = ""  # reason for which the latest such candidate is not asked
         self._asked: set[str] = set()  # endpoints, on a route with `retries`
-        self._facts, self._max_attempts = facts, limits.max_attempts
+        self._wire, self._max_attempts = wire, limits.max_attempts
         self._limits = limits if limits.checks_forecasts else None
         self._has_rules = bool(self._levels or limits.checks_forecasts)
 
@@ -57,7 +57,7 @@ class CandidateWalk:
     def advance(self, now: float) -> bool:
         """Pass over avoided and closed candidates. True: one is left, and another attempt is allowed."""
         count = len(self._candidates)
-        passes = self.avoided or self._facts.closes or self._has_rules
+        passes = self.avoided or self._wire.closes or self._has_rules
         while self._passed < count and passes and self._passes_over(now):
             self._passed += 1
         return self._passed < count and self.may_open
@@ -75,7 +75,7 @@ class CandidateWalk:
         if self._limits is not None and (reason := exceeds_limit(self._limits, candidate, now)):
             self.too_slow = reason
             return True
-        if closed := self._facts.closes and self._facts.is_closed(candidate, now):
+        if closed := self._wire.closes and self._wire.is_closed(candidate, now):
             self.closed.append(candidate)
         return closed
 
@@ -139,7 +139,7 @@ class CandidateWalk:
 
     def take_opened(self, now: float) -> Candidate | None:
         """The first candidate that was passed over as closed, and is closed no longer, is tried now."""
-        opened = next((each for each in self.closed if not self._facts.is_closed(each, now)), None)
+        opened = next((each for each in self.closed if not self._wire.is_closed(each, now)), None)
         if opened is not None:
             self.closed.remove(opened)
         return opened
@@ -158,15 +158,15 @@ class CandidateWalk:
                 self.avoid(seen)
         return Attempt(self.opened, kind, candidate)
 
-    def exhausted(self, denied: bool) -> tuple[Ending, str]:
+    def exhausted(self, denied: bool) -> str:
         """Reason for which no further attempt is opened. `denied`: by the retry budget."""
         if denied:
-            return Ending.BUDGET, "the retry budget is spent"
+            return "the retry budget is spent"
         if self.deaths >= MAX_DEATHS:
-            return Ending.DEATHS, f"{self.deaths} endpoints died while they worked on it"
+            return f"{self.deaths} endpoints died while they worked on it"
         if self.opened >= self._max_attempts or self.retries is not None:
-            return Ending.ATTEMPTS, f"all {self.opened} attempts allowed have failed"
-        return Ending.CANDIDATES, f"all {len(self._candidates)} candidates have failed"
+            return f"all {self.opened} attempts allowed have failed"
+        return f"all {len(self._candidates)} candidates have failed"
 
     # -- pools to avoid -------------------------------------------------------------------
 

@@ -2,16 +2,15 @@
 
 Rules:
 - A stream without a byte for `idle` is left, and so is a stream past the limit of time for the whole answer.
-- Where others may write the rest, it is left as soon as they say (`AttemptFacts.patience`).
+- Where others may write the rest, it is left as soon as they say (`Wire.patience`).
 - A caller that does not read stops the reading from the server: that is no silence.
-- An answer that has ended on an open connection is complete. A caller that leaves after the last event of its answer
-  has a complete answer, whoever closes first.
+- An answer that has ended on an open connection is complete.
 """
 
 from __future__ import annotations
 
-from policies.attempts.attempt_events import AttemptLimits, Cancel, Leave, Leaving, Progress
-from policies.types import AttemptOutcome, Candidate
+from policies.attempts.wire import AttemptLimits, Progress
+from policies.types import Candidate
 
 SOON = 0.05  # s, the least time between two looks
 
@@ -21,18 +20,13 @@ def idle_of(limits: AttemptLimits, own: Candidate) -> float:
     return limits.idle if own.endpoint.stream_idle is None else own.endpoint.stream_idle
 
 
-def look(limits: AttemptLimits, allowed: float, progress: Progress, now: float) -> Leaving | float:
-    """Reason to leave the stream now, or the time of the next look. `allowed`: s without a byte."""
+def is_late(limits: AttemptLimits, progress: Progress, now: float) -> bool:
+    return now >= limits.limit_at and not progress.complete
+
+
+def next_look(limits: AttemptLimits, allowed: float, progress: Progress, now: float) -> float:
+    """Time of the next look; `now`: the stream is to be left. `allowed`: s without a byte."""
     quiet = now - progress.heard_at
-    if now >= limits.limit_at and not progress.complete:
-        return Leaving.LATE
-    if progress.paused or quiet < allowed:
-        return min(now + max(allowed - quiet, SOON), limits.limit_at if now < limits.limit_at else now + SOON)
-    return Leaving.COMPLETE if progress.complete else Leaving.SILENT
-
-
-def without_caller(number: int, progress: Progress) -> Leave | Cancel:
-    """The end of the stream of an attempt whose caller has left."""
-    if progress.relayed and not progress.paused:
-        return Leave(number, Leaving.READ)
-    return Cancel(number, AttemptOutcome.CANCELLED)
+    if not progress.paused and quiet >= allowed:
+        return now
+    return min(now + max(allowed - quiet, SOON), limits.limit_at if now < limits.limit_at else now + SOON)

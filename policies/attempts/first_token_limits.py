@@ -12,7 +12,7 @@ Rules:
 
 from __future__ import annotations
 
-from policies.attempts.attempt_events import AttemptLimits
+from policies.attempts.wire import AttemptLimits
 from policies.types import NINETIETH, AttemptKind, Candidate
 
 EXPLAINED = 3.0  # times the p90 of a forecast: a longer silence is not explained by it

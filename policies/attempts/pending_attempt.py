@@ -40,11 +40,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from policies.attempts.attempt_events import AttemptFacts, AttemptLimits
 from policies.attempts.budgets import RequestBudgets
 from policies.attempts.candidate_walk import CandidateWalk
 from policies.attempts.committed_stream import idle_of
 from policies.attempts.first_token_limits import first_token_limit
+from policies.attempts.wire import AttemptLimits, Wire
 from policies.types import FOREVER, MEDIAN, NEVER, QUANTILES, Attempt, Candidate, Forecast
 
 PATIENCE, PATIENCE_LEAST = 1.2, 0.1  # of the own p90; s
@@ -186,7 +186,7 @@ class SilenceLook:
     now: float
     limits: AttemptLimits
     deadline: float
-    facts: AttemptFacts
+    wire: Wire
     share: RequestBudgets
     racers: int
     walk: CandidateWalk
@@ -200,7 +200,7 @@ class SilenceLook:
         """Abandon the attempt, unless the server shows life and nobody else could do better."""
         now, end, attempt = self.now, self.limits.limit_at, pending.attempt
         limit = first_token_limit(self.limits, attempt.candidate, attempt.kind)
-        heard_at = self.facts.progress(attempt.number).heard_at
+        heard_at = self.wire.progress(attempt.number).heard_at
         alone = self.racers == 1 and self.walk.next_at(now) is None
         if not (alone and heard_at > pending.sent_at and now - heard_at < limit and now < end):
             return SilenceFinding.NO_TOKEN
@@ -211,11 +211,11 @@ class SilenceLook:
         if (upcoming := self.walk.next_at(self.now)) is None or not self.walk.may_race:
             pending.recheck_at = pending.limit_at
             return SilenceFinding.WAITING
-        seen = self.facts.outlook(pending.attempt, pending.sent_at, upcoming, self.now)
+        seen = self.wire.outlook(pending.attempt, pending.sent_at, upcoming, self.now)
         own, fresh, since = seen.forecast, seen.upcoming, seen.since
         lost_at = pending.sent_at + max(OVERTAKEN * own.p90, LEAST_OVERTAKEN)
         if self.now >= lost_at:
-            if self.facts.is_overtaken(pending.attempt.number):  # lost there: later requests are answered
+            if self.wire.is_overtaken(pending.attempt.number):  # lost there: later requests are answered
                 return SilenceFinding.NO_TOKEN
             lost_at = self.now + LEAST_OVERTAKEN
         doubt_at = patience_until(own, fresh.p50, since, self.deadline)
@@ -234,13 +234,13 @@ class SilenceLook:
 
     @property
     def _may_race(self) -> bool:
-        return self.limits.hedge and self.racers < MAX_RACING and not self.facts.is_saturated()
+        return self.limits.hedge and self.racers < MAX_RACING and not self.wire.is_saturated()
 
     def _at_unseen(self, pending: PendingAttempt) -> SilenceFinding:
         """Leave an endpoint that has stopped in the middle of a whole answer, or that has answered later requests and
         has had the time for this one since."""
         now, number, idle = self.now, pending.attempt.number, idle_of(self.limits, pending.attempt.candidate)
-        heard_at = self.facts.progress(number).heard_at
+        heard_at = self.wire.progress(number).heard_at
         if heard_at >= pending.sent_at and now - heard_at >= idle:
             return SilenceFinding.NO_BYTE
         if now < pending.overtake_at:
@@ -248,7 +248,7 @@ class SilenceLook:
         elif pending.overtaken and self.walk.next_at(now) is not None:
             return SilenceFinding.NO_TOKEN
         else:
-            pending.overtaken = self.facts.is_overtaken(number)
+            pending.overtaken = self.wire.is_overtaken(number)
             pending.overtake_at = now + pending.overtake_in
             pending.recheck_in(min(idle, pending.overtake_in), now)
         return SilenceFinding.WAITING

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from policies.attempts.attempt_events import AttemptFacts, AttemptLimits, Failed
 from policies.attempts.candidate_walk import CandidateWalk
+from policies.attempts.wire import AttemptLimits, Failed, Wire
 from policies.blame.blame import Blame, Elsewhere, Fault
 from policies.types import Candidate
 
@@ -24,7 +24,7 @@ def is_lost(blame: Blame) -> bool:
 
 
 def pools_alike(
-    failure: Failed, candidate: Candidate, walk: CandidateWalk, limits: AttemptLimits, facts: AttemptFacts
+    failure: Failed, candidate: Candidate, walk: CandidateWalk, limits: AttemptLimits, wire: Wire
 ) -> Collection[str] | None:
     """Pools that would fail in the same way; None: every one."""
     pool = candidate.endpoint.pool
@@ -40,7 +40,7 @@ def pools_alike(
         case Elsewhere.OTHER_FILTER:
             return {pool} if limits.other_filter else None
         case Elsewhere.LARGER_WINDOW:
-            return facts.without_larger_window(pool) if limits.longer_context else None
+            return wire.without_larger_window(pool) if limits.longer_context else None
         case Elsewhere.NOWHERE:
             return None
 

@@ -33,6 +33,7 @@ class Fault(Enum):
     RATE = "a rate limit of the account"
     REQUEST_SIZE = "the size of this request, for the account"
     OPERATION = "an operation that the server lacks"
+    FORM = "the form in which the gateway has asked, or a feature that the server lacks"
     LOAD = "the load of the endpoint"
     QUEUE = "the engine's own limit of requests"
     ENDPOINT = "the endpoint"
@@ -113,6 +114,7 @@ _ROWS = (
     Blame("misconfigured", Fault.MODEL, True, Elsewhere.NEXT, Evidence.DENIED, AttemptOutcome.MISCONFIGURED),
     Blame("quota", Fault.MONEY, True, Elsewhere.OTHER_CREDENTIAL, Evidence.UNPAID, AttemptOutcome.QUOTA),
     Blame("unsupported", Fault.OPERATION, True, Elsewhere.TRANSLATED, Evidence.ANSWERED, AttemptOutcome.REFUSED),
+    Blame("unfit", Fault.FORM, True, Elsewhere.OTHER_POOL, Evidence.ANSWERED, AttemptOutcome.REFUSED),
     Blame("client", Fault.REQUEST, True, Elsewhere.NOWHERE, Evidence.ANSWERED, AttemptOutcome.REFUSED),
     Blame("context", Fault.REQUEST, True, Elsewhere.LARGER_WINDOW, Evidence.ANSWERED, AttemptOutcome.REFUSED),
     Blame("content_filter", Fault.OWN_CONTENT, True, Elsewhere.OTHER_FILTER, Evidence.ANSWERED, AttemptOutcome.REFUSED),

@@ -16,9 +16,9 @@ from backends.failures import of_connect, of_event, of_reply
 from backends.interface import Failure, FailureKind
 from backends.rate_limit_headers import retry_after
 from backends.scrubbing import scrub, scrubbed_words
-from policies.attempts.attempt_events import NO_FACTS, AttemptLimits, Failed
 from policies.attempts.candidate_walk import CandidateWalk
 from policies.attempts.retry_rules import wait_before_retry
+from policies.attempts.wire import AttemptLimits, Failed, Wire
 from policies.blame.blame import BLAME
 from tests.support.decision_fleet import candidate
 
@@ -328,7 +328,7 @@ def test_a_refusal_that_repeats_our_key_is_about_the_key(key: str, kind: Failure
 def is_asked_again(failure: Failure) -> bool:
     """The attempt machine's rule, for an endpoint without a sibling."""
     failed, alone = Failed(1, BLAME[failure.kind.value], failure.retry_after), candidate("a")
-    return wait_before_retry(failed, alone, CandidateWalk([alone], NO_FACTS, AttemptLimits(max_attempts=3))) is not None
+    return wait_before_retry(failed, alone, CandidateWalk([alone], Wire(), AttemptLimits(max_attempts=3))) is not None
 
 
 OF_REQUEST = ("client", "context", "content_filter", "content", "request_size", "caller_key")
@@ -339,7 +339,7 @@ def test_a_refused_request_goes_nowhere_and_a_refused_gateway_elsewhere(kind: Fa
     """The same endpoint is asked again only after what may pass, and after a rate limit that says when."""
     failure = Failure(kind, "m")
     assert failure.retryable is (kind.value not in OF_REQUEST)
-    lasting = (*OF_REQUEST, "auth", "misconfigured", "quota", "unsupported", "gateway")
+    lasting = (*OF_REQUEST, "auth", "misconfigured", "quota", "unsupported", "unfit", "gateway")
     rates = ("rate_limited", "request_rate", "token_rate")
     assert is_asked_again(failure) is (kind.value not in (*lasting, *rates))
     assert is_asked_again(Failure(kind, "m", retry_after=1.0)) or kind.value not in rates

@@ -109,6 +109,39 @@ def said(body: Json) -> str:
     return json.dumps(body)
 
 
+# ------------------------------------------------------------------- what nothing is about
+
+WRITTEN = (
+    b'{"role" : "user", "content":"h\\u0069 \\/ <>"}',
+    b'{"role":"assistant","content": null,"tool_calls":[{"id":"call_1", "type":"function",'
+    b'"function":{"name":"f","arguments":"{ \\"q\\": 1.0 }"}}]}',
+    b'{"tool_call_id":"call_1","role":"tool","content":"r"}',
+)
+
+
+@pytest.mark.parametrize("more", [0, 1])
+@pytest.mark.parametrize(("backend", "model"), [("openai", "gpt-4.1"), ("vllm", "qwen3"), ("compatible", "m")])
+async def test_messages_that_no_fact_is_about_are_sent_as_they_were_written(
+    backend: str, model: str, more: int
+) -> None:
+    """To the byte, on a route with one pool and on one with several, with tools beside them."""
+    tools = json.dumps([function(schema={"type": "object", "properties": {}})])
+    body = b'{"model":"r","tools":%b,"messages":[%b]}' % (tools.encode(), b",".join(WRITTEN))
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(Upstream(*[whole(COMPLETION)] * 3))
+        section, _ = chat(backend, model)
+        pools = {f"p{number}": pool(server.url, **section) for number in range(1 + more)}
+        gateway = await stack.enter_async_context(running(pools, {"r": {"tiers": list(pools)}}))
+        session = await stack.enter_async_context(aiohttp.ClientSession())
+        async with session.post(
+            f"{gateway.url}{CHAT}", data=body, headers={"content-type": "application/json"}
+        ) as answer:
+            assert (answer.status, answer.headers.get("x-firsttoken-left-out")) == (200, None)
+        [received] = [each.body for each in server.requests if each.body]
+    assert b'"messages":[%b]' % b",".join(WRITTEN) in received
+    assert tools.encode() in received
+
+
 # ------------------------------------------------------------------- members that a model refuses (1, 5, 7)
 
 
@@ -153,6 +186,19 @@ async def test_reasoning_in_a_history_is_left_out_where_the_server_refuses_the_m
     assert result.status == 200
     assert result.got["messages"][1] == {"role": "assistant", "content": "a"}
     assert result.told == {"messages.reasoning_content", "messages.provider_specific_fields"}
+
+
+async def test_what_a_pool_drops_is_told() -> None:
+    asked = {"messages": ASKED, "temperature": 0, "top_p": 0.5}
+    result = await exchange(CHAT, asked, chat("compatible", "m", drop=["temperature", "seed"]))
+    assert ("temperature" in result.got, result.got["top_p"], result.told) == (False, 0.5, {"temperature"})
+
+
+async def test_a_developer_is_the_system_where_the_pool_says_that_its_servers_know_none() -> None:
+    """For chat callers too: a translated chat never has one."""
+    turns = [{"role": "developer", "content": "d"}, *ASKED]
+    result = await exchange(CHAT, {"messages": turns}, chat("compatible", "m", accepts={"developer": False}))
+    assert [turn["role"] for turn in result.got["messages"]] == ["system", "user"]
 
 
 async def test_a_speed_hint_is_left_out_and_told() -> None:
@@ -461,6 +507,17 @@ async def test_a_fallback_among_models_of_one_provider_gets_no_foreign_signature
     got = json.loads(sonnet.requests[-1].body)
     assert "signature" not in said(got)
     assert got["messages"][1]["content"] == [{"type": "text", "text": "so"}]
+
+
+async def test_an_error_is_of_the_pool_that_wrote_it() -> None:
+    busy = claude("claude-opus-4-5")[0], whole(error("overloaded_error"), "529 Busy")
+    refusing = claude("claude-sonnet-4-5")[0], whole(error("invalid_request_error"), "400 Bad")
+    result = await exchange(MESSAGES, {"max_tokens": 9, "messages": ASKED}, busy, refusing)
+    assert (result.status, result.headers["x-firsttoken-pool"], result.headers["x-firsttoken-attempts"]) == (
+        400,
+        "p1",
+        "2",
+    )
 
 
 # ------------------------------------------------------------------- explain (20)

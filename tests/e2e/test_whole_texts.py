@@ -97,8 +97,8 @@ async def ask(gateway: Gateway, client: openai.AsyncOpenAI, random: Random, numb
     if number % 7 == 3:
         asked.cancel()
         return None
-    for advance in [*gateway.proxy.dispatcher.races.values()] if number % 3 == 1 else ():
-        race: Race = advance.__self__  # type: ignore[attr-defined]
+    for race in [*gateway.proxy.dispatcher.races.values()] if number % 3 == 1 else ():
+        assert isinstance(race, Race)
         if race.relay.begun and not race.answer.done.done():
             race.on_write_paused()
             await asyncio.sleep(random.uniform(0.0, 1.5))

@@ -2,39 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hypothesis import strategies as st
 
-from policies.attempts.attempt_events import (
-    NO_FACTS,
-    Answered,
-    AttemptFacts,
-    AttemptLimits,
-    AttemptStep,
-    Begin,
-    Broken,
-    Cancel,
-    ClientGone,
-    Commit,
-    EndpointDown,
-    Event,
-    Failed,
-    FirstToken,
-    GiveUp,
-    Keep,
-    Leave,
-    NoFacts,
-    Open,
-    Progress,
-    TimerFired,
-)
-from policies.attempts.attempt_machine import AttemptMachine
+from policies.attempts.attempt_machine import AttemptMachine, AttemptState
 from policies.attempts.budgets import HedgeBudget, RetryBudget
-from policies.blame.blame import BLAME
-from policies.types import FOREVER, Attempt, Candidate, FirstTokenOutlook, Forecast
+from policies.attempts.pending_attempt import PendingAttempt
+from policies.attempts.wire import AttemptLimits, Failed, Progress, Wire
+from policies.blame.blame import BLAME, Blame
+from policies.types import FOREVER, Attempt, AttemptOutcome, Candidate, Decision, FirstTokenOutlook, Forecast
 from tests.support.decision_fleet import P90, candidate, decided
 
 A, B, C = candidate("a"), candidate("b"), candidate("c")
@@ -44,7 +23,49 @@ API = candidate("api", pool="api")
 PATIENCE = 1.2 * P90 * 0.2  # s of silence until an attempt with a median TTFT of 200 ms is reconsidered
 
 
-class GivenFacts(NoFacts):
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What the wire was told in one event, and when it is to wake the machine; None: not at all."""
+
+    actions: tuple[tuple[str, Any, Any], ...] = ()
+    wake_at: float | None = None
+
+
+class ScriptedWire(Wire):
+    """A wire that writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.actions: list[tuple[str, Any, Any]] = []
+        self.wake_at: float | None = None
+
+    def open(self, attempt: Attempt) -> None:
+        self.actions.append(("open", attempt.number, attempt))
+
+    def cancel(self, number: int, outcome: AttemptOutcome) -> None:
+        self.actions.append(("cancel", number, outcome))
+
+    def keep(self, number: int, shortcoming: str) -> None:
+        self.actions.append(("keep", number, shortcoming))
+
+    def commit(self, number: int, *, was_kept: bool = False) -> None:
+        self.actions.append(("commit", number, was_kept))
+
+    def leave(self, number: int) -> None:
+        self.actions.append(("leave", number, None))
+
+    def give_up(self, reason: str, *, unasked: bool = False) -> None:
+        self.actions.append(("give up", reason, unasked))
+
+    def wake(self, at: float) -> None:
+        self.wake_at = None if at == FOREVER else at
+
+    def step(self) -> Step:
+        """What was told since the last step."""
+        actions, self.actions = tuple(self.actions), []
+        return Step(actions, self.wake_at)
+
+
+class GivenFacts(ScriptedWire):
     """Facts that a test sets. `overtaken`: answers of the next looks, then no; `outlooks`: of the attempts, by number;
     `now`: forecasts of endpoints by id, that have changed since the decision; `left_after`: s of silence."""
 
@@ -58,6 +79,7 @@ class GivenFacts(NoFacts):
         left_after: float = FOREVER,
         **progress: Any,
     ) -> None:
+        super().__init__()
         self.closes = True
         self.closed, self.saturated, self.windows = set(closed), saturated, frozenset(windows)
         self.overtaken = list(overtaken)
@@ -89,6 +111,68 @@ class GivenFacts(NoFacts):
         return self.windows
 
 
+class ScriptedRace:
+    """An attempt machine over a wire that writes down what it is told."""
+
+    def __init__(
+        self,
+        decision: Decision,
+        limits: AttemptLimits,
+        retries: RetryBudget | None = None,
+        hedges: HedgeBudget | None = None,
+        facts: ScriptedWire | None = None,
+    ) -> None:
+        self.facts = facts or ScriptedWire()
+        budgets = retries or RetryBudget(), hedges or HedgeBudget(10.0)
+        self.machine = AttemptMachine(decision, limits, *budgets, self.facts, now=0.0)
+
+    @property
+    def state(self) -> AttemptState:
+        return self.machine.state
+
+    @property
+    def pending(self) -> Mapping[int, PendingAttempt]:
+        return self.machine.pending
+
+    def others(self) -> Sequence[Candidate]:
+        return self.machine.others()
+
+    def begin(self, now: float) -> Step:
+        self.machine.begin(now)
+        return self.facts.step()
+
+    def first_token(self, number: int, now: float) -> Step:
+        self.machine.first_token(number, now)
+        return self.facts.step()
+
+    def answered(self, number: int, now: float, shortcoming: str = "") -> Step:
+        self.machine.answered(number, shortcoming, now)
+        return self.facts.step()
+
+    def failed(self, failure: Failed, now: float) -> Step:
+        self.machine.failed(failure, now)
+        return self.facts.step()
+
+    def endpoint_down(self, number: int, now: float) -> Step:
+        self.machine.endpoint_down(number, now)
+        return self.facts.step()
+
+    def look(self, now: float) -> Step:
+        self.machine.look(now)
+        return self.facts.step()
+
+    def client_gone(self) -> Step:
+        self.machine.client_gone()
+        return self.facts.step()
+
+    def broken(self, blame: Blame, others: Sequence[Candidate], now: float) -> Step:
+        """`not continued`: the machine has asked nobody."""
+        was_committed = self.state is AttemptState.COMMITTED
+        if not self.machine.broken(blame, others, now) and was_committed:
+            self.facts.actions.append(("not continued", None, None))
+        return self.facts.step()
+
+
 def machine(
     *ranked: Candidate,
     deadline: float = 1.0,
@@ -96,24 +180,23 @@ def machine(
     limit: float = 30.0,
     retries: RetryBudget | None = None,
     hedges: HedgeBudget | None = None,
-    facts: AttemptFacts = NO_FACTS,
+    facts: ScriptedWire | None = None,
     **limits: Any,
-) -> AttemptMachine:
+) -> ScriptedRace:
     """A machine with permissions for ten retries and ten hedges. `limits`: fields of AttemptLimits."""
-    return AttemptMachine(
+    return ScriptedRace(
         decided(*ranked, deadline=deadline),
         AttemptLimits(max_attempts=max_attempts, first_token_limit=limit, **{"limit_is_meant": True, **limits}),
-        retries or RetryBudget(),
-        hedges or HedgeBudget(10.0),
+        retries,
+        hedges,
         facts,
-        now=0.0,
     )
 
 
-def begun(*ranked: Candidate, **how: Any) -> AttemptMachine:
+def begun(*ranked: Candidate, **how: Any) -> ScriptedRace:
     """A machine whose first attempt is pending since 0 s."""
     race = machine(*ranked, **how)
-    race.on(Begin(), 0.0)
+    race.begin(0.0)
     return race
 
 
@@ -127,57 +210,45 @@ def of_server(server: str, *ids: str) -> list[Candidate]:
     return [replace(each, endpoint=replace(each.endpoint, server=server)) for each in map(candidate, ids)]
 
 
-def told(step: AttemptStep) -> list[str]:
+def told(step: Step) -> list[str]:
     """The actions of a step in words: `open 1 primary a`, `cancel 1 silent`, `commit 2`, `give up`."""
     words = []
-    for action in step.actions:
-        match action:
-            case Open(attempt):
-                words.append(f"open {attempt.number} {attempt.kind.value} {attempt.candidate.endpoint.id}")
-            case Cancel(number, ending):
-                words.append(f"cancel {number} {ending.value}")
-            case Keep(number, shortcoming):
-                words.append(f"keep {number} {shortcoming}")
-            case Commit(number):
-                words.append(f"commit {number}")
-            case Leave(number, why):
-                words.append(f"leave {number} {why.value}")
-            case GiveUp():
-                words.append("give up")
+    for name, number, what in step.actions:
+        match what:
+            case Attempt(kind=kind, candidate=candidate):
+                words.append(f"open {number} {kind.value} {candidate.endpoint.id}")
+            case AttemptOutcome():
+                words.append(f"{name} {number} {what.value}")
+            case str():
+                words.append(f"{name} {number} {what}")
+            case _:
+                words.append(f"{name} {number}" if isinstance(number, int) else name)
     return words
 
 
-def charged(step: AttemptStep) -> list[bool]:
-    """For each attempt opened: charged to a budget."""
-    return [action.charged for action in step.actions if isinstance(action, Open)]
-
-
-def silence(race: AttemptMachine, step: AttemptStep) -> tuple[AttemptStep, float]:
+def silence(race: ScriptedRace, step: Step) -> tuple[Step, float]:
     """Fires the timers that the machine sets until the first action; returns the step and its time (s)."""
     while step.wake_at is not None:
         now = step.wake_at
-        step = race.on(TimerFired(), now)
+        step = race.look(now)
         if step.actions:
             return step, now
     raise AssertionError("the machine waits for nothing")
 
 
-def given_up(step: AttemptStep) -> GiveUp:
-    (found,) = [action for action in step.actions if isinstance(action, GiveUp)]
-    return found
-
-
-def reason(step: AttemptStep) -> str:
-    return given_up(step).reason
+def reason(step: Step) -> str:
+    """The words of the end without an answer."""
+    (found,) = [words for name, words, _ in step.actions if name == "give up"]
+    return str(found)
 
 
 # --------------------------------------------------------------------------- hedging
 
 
-def hedged(*ranked: Candidate, **more: Any) -> tuple[AttemptMachine, float]:
+def hedged(*ranked: Candidate, **more: Any) -> tuple[ScriptedRace, float]:
     """A machine whose first candidate has been silent, with the second candidate as the hedge; and the time (s)."""
     race = machine(*ranked, hedge=True, **more)
-    step, now = silence(race, race.on(Begin(), 0.0))
+    step, now = silence(race, race.begin(0.0))
     assert told(step) == [f"open 2 hedge {ranked[1].endpoint.id}"]
     return race, now
 
@@ -188,25 +259,41 @@ NUMBERS = st.integers(1, 5)
 BLAMES = st.sampled_from(list(BLAME.values()))
 
 
-EVENTS: st.SearchStrategy[Event] = st.one_of(
-    st.just(Begin()),
-    st.builds(FirstToken, NUMBERS),
-    st.builds(Answered, NUMBERS, st.sampled_from(["", "refusal"])),
-    st.builds(
-        Failed,
-        NUMBERS,
-        BLAMES,
-        st.none() | st.floats(0, 100),
-        accepted=st.booleans(),
-        translated=st.booleans(),
-        doubtful=st.booleans(),
-        anew=st.none() | st.booleans(),
-    ),
-    st.builds(EndpointDown, NUMBERS),
-    st.just(TimerFired()),
-    st.just(ClientGone()),
-    st.builds(Broken, BLAMES, st.lists(st.builds(candidate, st.sampled_from("abcd")), max_size=3)),
+FAILURES = st.builds(
+    Failed,
+    NUMBERS,
+    BLAMES,
+    st.none() | st.floats(0, 100),
+    accepted=st.booleans(),
+    translated=st.booleans(),
+    doubtful=st.booleans(),
+    anew=st.none() | st.booleans(),
 )
+OTHERS = st.lists(st.builds(candidate, st.sampled_from("abcd")), max_size=3)
+
+
+ScriptedEvent = tuple[str, tuple[Any, ...]]  # its name, and what it is given besides the time
+EVENTS: st.SearchStrategy[ScriptedEvent] = st.one_of(
+    st.just(("begin", ())),
+    st.tuples(st.just("first_token"), st.tuples(NUMBERS)),
+    st.tuples(st.just("answered"), st.tuples(NUMBERS, st.sampled_from(["", "refusal"]))),
+    st.tuples(st.just("failed"), st.tuples(FAILURES)),
+    st.tuples(st.just("endpoint_down"), st.tuples(NUMBERS)),
+    st.just(("look", ())),
+    st.just(("client_gone", ())),
+    st.tuples(st.just("broken"), st.tuples(BLAMES, OTHERS)),
+)
+
+
+def happens(race: ScriptedRace, event: ScriptedEvent, now: float) -> Step:
+    match event:
+        case "answered", (number, shortcoming):
+            return race.answered(number, now, shortcoming)
+        case "client_gone", ():
+            return race.client_gone()
+        case name, given:
+            found: Step = getattr(race, name)(*given, now)
+            return found
 
 
 CANDIDATES = st.lists(
@@ -223,7 +310,6 @@ FACTS = st.builds(
     overtaken=st.lists(st.booleans(), max_size=5),
     windows=st.sets(st.sampled_from(["small", "large"]), min_size=1),
     heard_at=st.floats(0, 20),
-    tpot=st.none() | st.floats(0.001, 0.5),
     complete=st.booleans(),
     paused=st.booleans(),
     left_after=st.floats(0.0, 5.0) | st.just(FOREVER),

@@ -22,6 +22,7 @@ SILENT = {
     *(FailureKind.GATEWAY, FailureKind.UNSUPPORTED),
 }
 OF_ENGINES = {FailureKind.QUEUE_LIMIT}  # a rate limit of a server without accounts (tests/e2e/test_queue_limits.py)
+OF_FORMS = {FailureKind.UNFIT}  # a refusal of what is known to have been sent (tests/e2e/test_lessons.py)
 OF_KEYS = {FailureKind.CALLER_KEY}  # a refused key, a rate or an account, where the key was the caller's own
 
 every_reply = pytest.mark.parametrize("reply", REPLIES, ids=lambda reply: f"{reply.provider}: {reply.name}")
@@ -53,7 +54,7 @@ def test_a_cause_tells_the_status_and_neither_a_key_nor_a_prompt(reply: Reply) -
 def test_every_kind_has_a_row_in_the_table_of_blame_and_a_reply() -> None:
     """The table decides what follows; a kind without a reply would be a kind that nobody has seen."""
     assert {reply.kind.value for reply in REPLIES} <= set(BLAME)
-    assert {reply.kind for reply in REPLIES} == set(FailureKind) - SILENT - OF_KEYS - OF_ENGINES
+    assert {reply.kind for reply in REPLIES} == set(FailureKind) - SILENT - OF_KEYS - OF_ENGINES - OF_FORMS
 
 
 def test_all_providers_are_there() -> None:

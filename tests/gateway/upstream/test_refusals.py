@@ -7,7 +7,6 @@ import pytest
 from backends.interface import OF_REQUEST, Failure, FailureKind
 from gateway.refusals import refusal_of
 from gateway.upstream.routed_request import header_safe
-from policies.attempts.attempt_events import Ending, GiveUp
 from tests.support.scripted_fleet import failed
 
 
@@ -41,13 +40,13 @@ from tests.support.scripted_fleet import failed
 def test_the_last_failure_is_the_callers_error(failure: Failure, status: int, headers: dict[str, str]) -> None:
     """Overload names a wait of at most an hour. After any other failure clients should not retry, since all
     candidates have been tried."""
-    refusal = refusal_of(failure, GiveUp(Ending.CANDIDATES, "all 2 candidates have failed"))
+    refusal = refusal_of(failure, "all 2 candidates have failed")
     assert (refusal.status, refusal.message, refusal.headers) == (status, "It failed.", headers)
 
 
 def test_without_any_failure_the_error_is_504() -> None:
     """All attempts were silent."""
-    refusal = refusal_of(None, GiveUp(Ending.SILENCE, "no first token within 60 s"))
+    refusal = refusal_of(None, "no first token within 60 s")
     assert (refusal.status, refusal.type, refusal.code) == (504, "server_error", "timeout")
     assert refusal.message == "No backend answered in time: no first token within 60 s."
 

@@ -13,7 +13,7 @@ from lab.replay.player import Player, play
 from lab.replay.results import ReplayOutcome
 from lab.replay.sim_fleet import Scenario, SimFleet, events_of
 from lab.replay.sim_gateway import ActiveRequest
-from policies.attempts.attempt_events import Event
+from policies.attempts.wire import Failed
 from policies.fleet.circuit_breaker import BreakerState, CircuitBreaker
 from policies.types import Endpoint
 from tests.support.replay_builders import arrivals, scenario
@@ -105,16 +105,16 @@ def test_requests_before_any_engine_is_up_are_refused() -> None:
     """Refused connections first; once the probes have failed twice, a 503 without an attempt."""
     player = Player(late(e0=5.0, e1=5.0, e2=5.0), OFFERED)
     failed = Counter[str]()
-    step = player.gateways[0]._step
+    fail = player.gateways[0]._fail
 
-    def counted(request: ActiveRequest, event: Event) -> None:
-        failed[type(event).__name__] += 1
-        step(request, event)
+    def counted(request: ActiveRequest, failure: Failed) -> None:
+        failed[failure.blame.kind] += 1
+        fail(request, failure)
 
-    player.gateways[0]._step = counted  # type: ignore[method-assign]
+    player.gateways[0]._fail = counted  # type: ignore[method-assign]
     results = player.play()
     early = [result for result in results.requests if result.arrived < 4.5]
     assert {result.end for result in early} == {ReplayOutcome.LOST, ReplayOutcome.SHED}
-    assert failed["Failed"] > 0
+    assert failed["connect"] > 0
     assert all(result.attempts == 0 for result in early if result.arrived > 1.5)
     assert all(result.end is ReplayOutcome.COMPLETED for result in results.requests if result.arrived > 6.5)

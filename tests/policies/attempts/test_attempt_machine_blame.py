@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from policies.attempts.attempt_events import AttemptLimits, Ending, FirstToken
 from policies.attempts.candidate_walk import CandidateWalk
 from policies.attempts.retry_rules import pools_alike, wait_before_retry
+from policies.attempts.wire import AttemptLimits
 from policies.blame.blame import BLAME, Elsewhere
 from policies.types import Candidate
 from tests.support.attempt_script import (
@@ -16,9 +16,9 @@ from tests.support.attempt_script import (
     GivenFacts,
     begun,
     fails,
-    given_up,
     hedged,
     of_server,
+    reason,
     told,
 )
 
@@ -39,22 +39,23 @@ FOLLOWED = {
 @pytest.mark.parametrize("kind", BLAME)
 def test_every_kind_of_failure_is_followed_as_the_table_says(kind: str) -> None:
     """With a sibling and another pool to choose from, on a route that allows all."""
-    step = begun(A, B, API, other_filter=True).on(fails(1, kind), 0.1)
+    step = begun(A, B, API, other_filter=True).failed(fails(1, kind), 0.1)
     assert told(step) == FOLLOWED[BLAME[kind].elsewhere]
 
 
 @pytest.mark.parametrize("kind", [kind for kind, blame in BLAME.items() if blame.elsewhere is Elsewhere.NOWHERE])
 def test_where_the_request_has_nowhere_to_go_it_is_refused(kind: str) -> None:
     """With candidates left that would all do the same."""
-    assert given_up(begun(A, B, API).on(fails(1, kind), 0.1)).ending is Ending.REFUSED
+    refused = reason(begun(A, B, API).failed(fails(1, kind), 0.1))
+    assert refused == "attempt 1 failed and no other endpoint would do better"
 
 
 @pytest.mark.parametrize("kind", BLAME)
 def test_a_failure_of_one_of_two_racing_attempts_opens_nothing(kind: str) -> None:
     """The other one may still answer."""
     race, now = hedged(A, B, API)
-    assert told(race.on(fails(1, kind), now)) == []
-    assert told(race.on(FirstToken(2), now + 0.1)) == ["commit 2"]
+    assert told(race.failed(fails(1, kind), now)) == []
+    assert told(race.first_token(2, now + 0.1)) == ["commit 2"]
 
 
 @pytest.mark.parametrize(
@@ -68,19 +69,19 @@ def test_a_failure_of_one_of_two_racing_attempts_opens_nothing(kind: str) -> Non
 )
 def test_a_route_may_forbid_another_pool(kind: str, given: dict[str, object], followed: list[str]) -> None:
     """A larger context window costs more, and another filter lets other words pass. No pool may be large enough."""
-    assert told(begun(A, B, API, **given).on(fails(1, kind), 0.1)) == followed
+    assert told(begun(A, B, API, **given).failed(fails(1, kind), 0.1)) == followed
 
 
 def test_another_key_of_the_server_is_asked_where_the_money_of_one_is_spent() -> None:
     """Each key may be of another account."""
-    assert told(begun(KEY1, KEY2, API).on(fails(1, "quota"), 0.1)) == ["open 2 fallback key2"]
+    assert told(begun(KEY1, KEY2, API).failed(fails(1, "quota"), 0.1)) == ["open 2 fallback key2"]
 
 
 def test_a_translated_request_stays_in_the_pool() -> None:
     """The same endpoint speaks another dialect, if there is no sibling; at once and uncharged."""
-    assert told(begun(A, B, API).on(fails(1, "unsupported", translated=True), 0.1)) == SIBLING
-    assert told(begun(A).on(fails(1, "unsupported", translated=True), 0.1)) == ["open 2 fallback a"]
-    assert told(begun(A).on(fails(1, "unsupported"), 0.1)) == NOBODY
+    assert told(begun(A, B, API).failed(fails(1, "unsupported", translated=True), 0.1)) == SIBLING
+    assert told(begun(A).failed(fails(1, "unsupported", translated=True), 0.1)) == ["open 2 fallback a"]
+    assert told(begun(A).failed(fails(1, "unsupported"), 0.1)) == NOBODY
 
 
 # --------------------------------------------------------------------------- doubt
@@ -89,12 +90,12 @@ def test_a_translated_request_stays_in_the_pool() -> None:
 def test_a_doubtful_refusal_is_confirmed_by_another_endpoint() -> None:
     """An endpoint that refuses what its siblings answer may be wrong."""
     race = begun(A, B, API)
-    assert told(race.on(fails(1, "client", doubtful=True), 0.1)) == SIBLING
-    assert told(race.on(fails(2, "client"), 0.2)) == NOBODY
+    assert told(race.failed(fails(1, "client", doubtful=True), 0.1)) == SIBLING
+    assert told(race.failed(fails(2, "client"), 0.2)) == NOBODY
 
 
 def test_without_another_endpoint_a_doubtful_refusal_stands() -> None:
-    assert told(begun(A).on(fails(1, "client", doubtful=True), 0.1)) == NOBODY
+    assert told(begun(A).failed(fails(1, "client", doubtful=True), 0.1)) == NOBODY
 
 
 # --------------------------------------------------------------------------- the rules alone

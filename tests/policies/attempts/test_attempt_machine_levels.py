@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from policies.attempts.attempt_events import Begin, TimerFired
-from policies.attempts.attempt_machine import AttemptMachine
 from policies.attempts.budgets import RetryBudget
 from policies.routes.levels import AttemptRules, FailureCause
 from policies.types import FOREVER, Candidate
-from tests.support.attempt_script import fails, machine, silence, told
+from tests.support.attempt_script import ScriptedRace, fails, machine, silence, told
 from tests.support.decision_fleet import candidate
 
 
@@ -28,21 +26,21 @@ AFTER: tuple[frozenset[FailureCause], ...] = (
 )
 
 
-def race(*ranked: Candidate, retries: int | None = None, **more: Any) -> AttemptMachine:
+def race(*ranked: Candidate, retries: int | None = None, **more: Any) -> ScriptedRace:
     """Without a deadline."""
     rules = AttemptRules((1, 1, 2, 3, 4), AFTER, retries)
     found = machine(*ranked, deadline=FOREVER, max_attempts=20, tiers=rules, **more)
-    found.on(Begin(), 0.0)
+    found.begin(0.0)
     return found
 
 
-def asked(found: AttemptMachine, *kinds: str) -> str:
+def asked(found: ScriptedRace, *kinds: str) -> str:
     """Endpoints asked after failures of these kinds, one after the other."""
     ids = ""
     for number, kind in enumerate(kinds, 1):
-        step = found.on(fails(number, kind), float(number))
+        step = found.failed(fails(number, kind), float(number))
         if not step.actions and step.wake_at is not None:
-            step = found.on(TimerFired(), step.wake_at)
+            step = found.look(step.wake_at)
         ids += "".join(words.rpartition(" ")[2] if words.startswith("open") else "." for words in told(step))
     return ids
 
@@ -85,7 +83,7 @@ def test_a_decision_for_the_reserve_is_followed_as_it_is_ranked() -> None:
 def test_a_silent_attempt_is_followed_by_a_reserve_only_at_its_limit() -> None:
     """Lateness is no failure: within a deadline the tier is not raced with."""
     found = machine(MAIN, SPARE, deadline=1.0, limit=30.0, hedge=True, tiers=AttemptRules((1, 1, 2), AFTER[:3]))
-    step, now = silence(found, found.on(Begin(), 0.0))
+    step, now = silence(found, found.begin(0.0))
     assert (told(step), now) == (["cancel 1 silent", "open 2 fallback s"], 30.0)
 
 
@@ -93,5 +91,5 @@ def test_an_empty_retry_budget_denies_no_retry_of_the_route() -> None:
     empty = RetryBudget(burst=0.0, share=0.0)
     rules = AttemptRules((1,), (frozenset(),), retries=1)
     found = machine(MAIN, deadline=FOREVER, tiers=rules, retries=empty)
-    found.on(Begin(), 0.0)
+    found.begin(0.0)
     assert asked(found, "server") == "m"

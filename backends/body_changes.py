@@ -1,0 +1,203 @@
+"""Changes of a request's body by path: a member left out, renamed or given another value, messages folded.
+
+Rules:
+- A path has the names of a body as sent, without indices: `messages.reasoning_content` is the member of every message.
+- The body given stays as it is. What a change does not touch is the same object, and keeps its spelling: values may be
+  `msgspec.Raw`, of which only those that hold the name are read, one level after the other.
+- A change that meets with nothing of its path changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+Json = dict[str, Any]
+Scalar = str | int | float | bool | None
+
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max", "ultra")  # in order
+SYSTEM, USER = "system", "user"
+
+_object = msgspec.json.Decoder(dict[str, Raw]).decode
+_array = msgspec.json.Decoder(list[Raw]).decode
+_decode = msgspec.json.Decoder().decode
+
+
+class ChangeKind(Enum):
+    LEAVE_OUT = "left out"
+    RENAME = "renamed"
+    REPLACE = "replaced"  # a value that is not accepted, by one that is
+    FOLD = "folded"  # system messages: the leading ones into one, later ones into the user's turns
+
+
+@dataclass(frozen=True, slots=True)
+class BodyChange:
+    """`to`: the other name of RENAME. `was`: of REPLACE, the value that is not accepted; empty: whatever is not listed
+    in `values`, of which the nearest takes its place. `beside`: path of a member, without which nothing is changed."""
+
+    kind: ChangeKind
+    path: str
+    to: str = ""
+    was: str = ""
+    values: tuple[Scalar, ...] = ()
+    beside: str = ""
+
+
+def changed(body: Mapping[str, Any], changes: Iterable[BodyChange]) -> Json:
+    """The body with all changes, in their order."""
+    found = dict(body)
+    for change in changes:
+        if not change.beside or holds(found, change.beside):
+            found = _ACTS[change.kind](found, change)
+    return found
+
+
+def holds(body: Mapping[str, Any], path: str) -> bool:
+    """The path leads to a member of the body."""
+    met: list[None] = []
+
+    def note(holder: Json, name: str) -> Json:
+        met.append(None)
+        return holder
+
+    _walk(dict(body), path.split("."), note)
+    return bool(met)
+
+
+def opened(value: Any) -> Any:
+    """One level of a value that may be `Raw`."""
+    if not isinstance(value, Raw):
+        return value
+    first = bytes(memoryview(value)[:1])
+    return _object(value) if first == b"{" else _array(value) if first == b"[" else _decode(value)
+
+
+def nearest(value: Any, values: Sequence[Scalar]) -> Scalar:
+    """The listed value next to a value: of efforts and of numbers. None: neither is known to be near another."""
+    if isinstance(value, str) and value in EFFORTS:
+        place, known = EFFORTS.index(value), [each for each in values if each in EFFORTS]
+        return min(known, key=lambda each: (abs(EFFORTS.index(str(each)) - place), each), default=None)
+    if type(value) in (int, float):
+        numbers = [each for each in values if type(each) in (int, float)]
+        return min(numbers, key=lambda each: abs(each - value), default=None)
+    return None
+
+
+# --------------------------------------------------------------------------- acts
+
+
+def _leave_out(body: Json, change: BodyChange) -> Json:
+    return _acted(body, change.path, _without)
+
+
+def _without(holder: Json, name: str) -> Json:
+    return {each: value for each, value in holder.items() if each != name}
+
+
+def _rename(body: Json, change: BodyChange) -> Json:
+    """Of two spellings in one object, the one that the server knows counts."""
+
+    def act(holder: Json, name: str) -> Json:
+        return {**_without(holder, name), change.to: holder.get(change.to, holder[name])}
+
+    return _acted(body, change.path, act)
+
+
+def _replace(body: Json, change: BodyChange) -> Json:
+    """A value without one near it is left out: the server's own default takes its place."""
+
+    def act(holder: Json, name: str) -> Json:
+        value = opened(holder[name])
+        if (value != change.was if change.was else value in change.values) or isinstance(value, dict | list):
+            return holder
+        near = change.values[0] if change.was and change.values else nearest(value, change.values)
+        return _without(holder, name) if near is None else {**holder, name: near}
+
+    return _acted(body, change.path, act)
+
+
+def _fold(body: Json, change: BodyChange) -> Json:
+    messages = opened(body.get(change.path))
+    if not isinstance(messages, list):
+        return body
+    folded = folded_systems(messages)
+    return body if folded is messages else {**body, change.path: folded}
+
+
+def folded_systems(messages: list[Any]) -> list[Any]:
+    """One system message, at the beginning; the text of a later one stands in the user's turn at its place."""
+    roles = [_role(each) for each in messages]
+    leading = next((place for place, role in enumerate(roles) if role != SYSTEM), len(roles))
+    if leading < 2 and SYSTEM not in roles[leading:]:
+        return messages
+    folded = messages[:leading]
+    if leading > 1:
+        folded = [_joined(list(map(opened, folded)))]
+    for message, role in zip(messages[leading:], roles[leading:], strict=True):
+        folded.append({**opened(message), "role": USER} if role == SYSTEM else message)
+    return folded
+
+
+def _role(message: Any) -> str:
+    if isinstance(message, Raw) and b'"system"' not in bytes(message):
+        return ""
+    found = opened(message)
+    role = opened(found.get("role")) if isinstance(found, dict) else ""
+    return role if isinstance(role, str) else ""
+
+
+def _joined(systems: Sequence[Json]) -> Json:
+    """System messages as one: texts with a blank line between, else the parts of all."""
+    contents = [opened(each.get("content")) for each in systems]
+    if all(isinstance(each, str) for each in contents):
+        return {**systems[0], "content": "\n\n".join(contents)}
+    parts: list[Any] = []
+    for each in contents:
+        parts += each if isinstance(each, list) else [{"type": "text", "text": each}]
+    return {**systems[0], "content": parts}
+
+
+_ACTS: Mapping[ChangeKind, Callable[[Json, BodyChange], Json]] = {
+    ChangeKind.LEAVE_OUT: _leave_out,
+    ChangeKind.RENAME: _rename,
+    ChangeKind.REPLACE: _replace,
+    ChangeKind.FOLD: _fold,
+}
+
+# --------------------------------------------------------------------------- the walk
+
+_Act = Callable[[Json, str], Json]
+
+
+def _acted(body: Json, path: str, act: _Act) -> Json:
+    found: Json = _walk(body, path.split("."), act)
+    return found
+
+
+def _walk(value: Any, names: Sequence[str], act: _Act) -> Any:
+    """`act` gets every object that holds the last name. Returns the same value where nothing has changed."""
+    if isinstance(value, Raw):
+        return _walk_raw(value, names, act)
+    if isinstance(value, list):
+        found = [_walk(each, names, act) for each in value]
+        return value if all(new is old for new, old in zip(found, value, strict=True)) else found
+    name = names[0]
+    if not isinstance(value, dict) or name not in value:
+        return value
+    if len(names) == 1:
+        return act(value, name)
+    inner = _walk(value[name], names[1:], act)
+    return value if inner is value[name] else {**value, name: inner}
+
+
+def _walk_raw(value: Raw, names: Sequence[str], act: _Act) -> Any:
+    held = opened(value) if names[-1].encode() in bytes(value) else None
+    if not isinstance(held, dict | list):
+        return value
+    found = _walk(held, names, act)
+    return value if found is held else found

@@ -1,0 +1,132 @@
+"""The wire under the attempt machine (`policies.attempts.attempt_machine`), and what passes between them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from policies.blame.blame import Blame
+from policies.routes.levels import AttemptRules
+from policies.types import FOREVER, NEVER, Attempt, AttemptOutcome, Candidate, FirstTokenOutlook
+
+
+@dataclass(slots=True)
+class Failed:
+    """An attempt that has ended before anything of an answer was written.
+
+    `retry_after`: s, as the server asked. `accepted`: the server had taken the request. `translated`: the pool can be
+    asked in another dialect. `doubtful`: the endpoint refuses what its siblings answer. `anew`: an endpoint that
+    refuses to go on with an answer may be asked in another way; None: it was not asked to go on. `whole`: the
+    endpoint has answered by a stream that the gateway could not put together, and is asked for a whole answer.
+    `whole_at_last`: it may be the stream alone that has failed, and no other endpoint may be left. `mended`: the
+    endpoint has refused a form of the request, and can be asked in another.
+    """
+
+    number: int
+    blame: Blame
+    retry_after: float | None = None
+    accepted: bool = False
+    translated: bool = False
+    doubtful: bool = False
+    anew: bool | None = None
+    whole: bool = False
+    whole_at_last: bool = False
+    mended: bool = False
+
+
+@dataclass(slots=True)
+class Progress:
+    """The committed stream, or an attempt without a token, as seen now."""
+
+    heard_at: float = NEVER  # the latest byte, of whatever kind
+    complete: bool = False  # the answer has ended, and the connection has not
+    relayed: bool = False  # all of a complete answer was written to the caller, its last event included
+    paused: bool = False  # the caller does not read, so nothing is read from the server
+
+
+class Wire:
+    """Carries the attempts of one request: performs what the attempt machine decides, and answers its questions. The
+    answers here are those of nobody who knows anything. A call may lead to another event in the same call."""
+
+    closes = False  # an endpoint may have a cap or a rate limit
+
+    # -- performed ------------------------------------------------------------------------------
+
+    def open(self, attempt: Attempt) -> None:
+        """Send an attempt."""
+        raise NotImplementedError
+
+    def cancel(self, number: int, outcome: AttemptOutcome) -> None:
+        """Stop an attempt. COMPLETED: one whose whole answer is there."""
+        raise NotImplementedError
+
+    def commit(self, number: int, *, was_kept: bool = False) -> None:
+        """Relay this attempt's bytes to the caller. `was_kept`: the answer was held while another pool was asked."""
+        raise NotImplementedError
+
+    def keep(self, number: int, shortcoming: str) -> None:
+        """Hold this answer while another pool is asked, for its shortcoming."""
+
+    def leave(self, number: int) -> None:
+        """Stop reading the committed stream: it is silent, or complete on an open connection."""
+        raise NotImplementedError
+
+    def give_up(self, reason: str, *, unasked: bool = False) -> None:
+        """End without an answer, or with a part of it. `reason`: in words, for people; `unasked`: no endpoint is
+        expected to answer in time, so none was asked."""
+        raise NotImplementedError
+
+    def wake(self, at: float) -> None:
+        """Call `AttemptMachine.look` at this time; in place of the time before. FOREVER: not at all."""
+        raise NotImplementedError
+
+    # -- asked, when a rule needs it ------------------------------------------------------------
+
+    def is_closed(self, candidate: Candidate, now: float) -> bool:
+        """A request sent to the candidate now would exceed a cap or a rate limit."""
+        return False
+
+    def is_saturated(self) -> bool:
+        """A hedge would take another request's place."""
+        return False
+
+    def outlook(self, attempt: Attempt, sent_at: float, upcoming: Candidate, now: float) -> FirstTokenOutlook:
+        """The first token of a pending attempt, and of one sent to `upcoming` now, by what endpoints do now."""
+        return FirstTokenOutlook(sent_at, attempt.candidate.forecast, NEVER, upcoming.forecast)
+
+    def is_overtaken(self, number: int) -> bool:
+        """The endpoint of the attempt has answered requests that were sent to it later."""
+        return False
+
+    def progress(self, number: int) -> Progress:
+        return Progress()
+
+    def patience(self, number: int, others: Sequence[Candidate]) -> float:
+        """Seconds without a byte after which the committed stream is left for one of `others` to write the rest."""
+        return FOREVER
+
+    def without_larger_window(self, pool: str) -> frozenset[str]:
+        """Pools that have no room either for what exceeds the context window of `pool`."""
+        return frozenset({pool})
+
+
+@dataclass(slots=True, kw_only=True)
+class AttemptLimits:
+    """Limits set by the request and its route. Times in seconds."""
+
+    max_attempts: int
+    stream: bool = True  # tokens arrive as they are written, so silence is evidence
+    unseen: frozenset[str] = frozenset()  # endpoints that are asked for a whole answer nevertheless
+    whole: float = FOREVER  # for such an answer
+    hedge: bool = False
+    first_token_limit: float = FOREVER
+    limit_is_meant: bool = False  # by the configuration: else a server that is slow for a reason has longer
+    budget: float = 0.0  # s to the first token that the route promises; 0: none
+    checks_forecasts: bool = False  # a forecast may exceed its limit
+    limit_at: float = FOREVER  # end of the time for the whole answer
+    idle: float = FOREVER  # without a byte, in mid-stream
+    recovers: bool = False  # others may write the rest of a broken stream
+    longer_context: bool = True  # a prompt too long for one pool may go to another
+    other_filter: bool = False  # a content refused by one pool may go to another
+    longest_output: int | None = None  # tokens
+    tiers: AttemptRules | None = None  # rules of the route's tiers; None: the route has none
