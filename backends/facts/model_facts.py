@@ -69,6 +69,7 @@ class Facts:
     """Of a model at an API. Paths are those of the body as sent, without indices: `messages.reasoning_content`."""
 
     refused: frozenset[str] = frozenset()  # paths of members that can be left out and that the server refuses
+    members: frozenset[str] | None = None  # of a chat's body, that are known; None: all are taken
     renamed: Mapping[str, str] = field(default_factory=dict)  # members by their other names
     limit: str = ""  # the member that limits a chat's output; empty: as the caller has named it
     efforts: tuple[str, ...] | None = None  # in chat completions and Messages, in order; None: not known

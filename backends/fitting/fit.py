@@ -28,7 +28,7 @@ from backends.fitting.hints import (
 )
 from backends.fitting.media_limits import fit_media
 from backends.fitting.member_paths import Json
-from backends.fitting.members import fit_members, fit_names_of_members
+from backends.fitting.members import fit_known_members, fit_members, fit_names_of_members, unknown_members
 from backends.fitting.names import fit_ids, fit_names, names_in_the_way
 from backends.fitting.names_in_answers import names_back
 from backends.fitting.past_turns import fit_history, wants_history
@@ -111,6 +111,7 @@ _ROWS = (
     _row(fit_names_of_members, "", _differs("renamed"), is_mending=True),
     _row(fit_limit, " ".join(LIMITS), _differs("limit"), _CHAT, is_mending=True),
     _row(fit_members, "", _differs("refused"), is_mending=True),
+    _row(fit_known_members, "", _differs("members"), _CHAT, is_mending=True),
     _row(fit_history, "messages", wants_history, _CHAT, is_mending=True),
     _row(fit_roles, "messages", _wants_roles, _CHAT, is_mending=True),
     _row(fit_user_turn, "messages", _differs("user_turn"), _CHAT),
@@ -163,6 +164,8 @@ def plan(operation: Operation, facts: Facts, author: Author) -> Plan:
     members = frozenset[str]().union(*(row.members for row in rows))
     if any(row.rule is fit_members for row in rows):
         members |= {name.partition(".")[0] for name in facts.refused}
+    if any(row.rule is fit_known_members for row in rows):
+        members |= unknown_members(facts.members or frozenset())
     if any(row.rule is fit_names_of_members for row in rows):
         members |= facts.renamed.keys()
     return Plan(target, tuple(row.rule for row in rows), members)
