@@ -93,7 +93,7 @@ def test_a_family_holds_over_its_api_and_what_an_api_has_above_all_over_both() -
 def test_weights_have_the_facts_of_their_template_on_own_engines() -> None:
     """Not those of their maker's API."""
     assert facts_of("vllm", "mistralai/Mistral-Small-3.2").system is System.FIRST
-    assert facts_of("mistral", "mistral-small-latest").system is System.ANYWHERE
+    assert facts_of("openrouter", "mistralai/mistral-small-3.2").system is System.ANYWHERE
     assert facts_of("vllm", "mistralai/Mistral-Small-3.2").unknown_members is UnknownMembers.IGNORED
 
 

@@ -128,7 +128,7 @@ def _details(target: Target, message: Mapping[str, Any], at: int, is_latest: boo
     details = message.get("reasoning_details") or []
     for number, detail in enumerate(details):
         given = detail.get("signature") or detail.get("data")
-        if given is None:
+        if given is None or (given == PLACEHOLDER and target.rule("signature") == "details"):
             continue
         bound = detail.get("id") or "", detail.get("format") or ""
         if not is_sealed(target, given, target.model, *bound):
