@@ -180,6 +180,12 @@ def _holds_for(row: _Row, author: Author) -> bool:
     return row.is_mending or author is not Author.KNOWING
 
 
+def fit_for_translation(body: Json, operation: Operation, facts: Facts, told: Omissions) -> Json:
+    """A body without what the model refuses, and the dialect that it goes to may not express: a refusal of it by name
+    would keep the request from a server that answers it as well."""
+    return fit_stops(body, Target(operation, facts), told)
+
+
 def fit(body: Mapping[str, Any], plan: Plan, told: Omissions) -> Fitted:
     """Raises UntranslatableError for what is meant and the server does not take."""
     target = plan.target

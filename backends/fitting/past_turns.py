@@ -61,6 +61,8 @@ def _turn(message: Any, target: Target, told: Omissions) -> Any:
     found = _with_reasoning(turn, target, told) if turn.get("role") == "assistant" else turn
     if is_strict:
         found = _known_alone(found, target, told)
+    elif target.facts.unknown_members is UnknownMembers.TOP and _has_extra(found):
+        found = _known_calls(found, target, told)
     found = _with_call_state(found, target)
     return message if found is turn else found
 
@@ -179,6 +181,11 @@ def _known_calls(turn: Json, target: Target, told: Omissions) -> Json:
         return turn
     told.leave_out("messages.tool_calls.members")
     return {**turn, "tool_calls": [_only(call, known) for call in calls]}
+
+
+def _has_extra(turn: Json) -> bool:
+    """Calls have state of a server that keeps it there."""
+    return any("extra_content" in call for call in objects(turn.get("tool_calls")))
 
 
 def _only(call: Any, known: frozenset[str]) -> Any:

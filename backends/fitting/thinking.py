@@ -3,8 +3,8 @@
 - An effort that the model lacks is the nearest that it has, the higher of two as near: no answer is worse than asked.
 - Thinking that cannot be switched off is the lowest effort.
 - A budget of thinking becomes an effort where the model thinks by efforts alone, and the reverse.
-- A forced tool call beside thinking, where the model refuses that: the call counts, and thinking is switched off. So it is
-  beside an answer in JSON, where the model has one or the other.
+- A forced tool call beside thinking, where the model refuses that: the call counts, and thinking is switched off. So it
+  is beside an answer in JSON, where the model has one or the other.
 """
 
 from __future__ import annotations

@@ -237,6 +237,7 @@ async def test_a_long_name_of_a_tool_fits_the_server_and_comes_back_whole() -> N
     ("operation", "hint"),
     [
         (CHAT, {"service_tier": "fast"}),
+        (CHAT, {"seed": 7}),
         (MESSAGES, {"speed": "fast"}),
         (MESSAGES, {"fallbacks": [{"model": "claude-opus-5"}]}),
         (MESSAGES, {"diagnostics": {"previous_message_id": None}}),
@@ -269,3 +270,14 @@ async def sent_to_a_chat_server(operation: Operation, body: Json, *, route: Json
 
 def tool_result(identity: str, content: Any) -> Json:
     return {"type": "tool_result", "tool_use_id": identity, "content": content}
+
+
+@pytest.mark.parametrize("operation", [CHAT, MESSAGES])
+async def test_a_stop_that_the_model_refuses_over_every_operation_is_left_out_and_told(operation: Operation) -> None:
+    """Tools lead a reasoning model to Responses, which has no stop; over chat it refuses one too."""
+    tool = SHELL if operation is CHAT else BASH
+    name = "stop" if operation is CHAT else "stop_sequences"
+    async with before("openai") as apis:
+        answer = await Caller(apis).ask("gpt-6-luna", operation, {**SAID, "tools": [tool], name: ["END"]})
+    assert answer.status == 200
+    assert name in answer.headers.get("x-firsttoken-left-out", "")

@@ -135,6 +135,16 @@ def test_such_state_among_the_details_of_the_reasoning_has_its_placeholder_there
     assert messages(other, ASKED, bare, RESULT, author=author)[1] == bare
 
 
+@pytest.mark.parametrize("author", Author)
+def test_state_of_calls_of_another_server_is_left_out_for_one_that_judges_a_body(author: Author) -> None:
+    extra = {"extra_content": {"google": {"thought_signature": "zz"}}}
+    turn = {"role": "assistant", "content": None, "tool_calls": [{**CALL, **extra}]}
+    sent, told = fitted(facts_of("openai", "gpt-4.1"), CHAT, {"messages": [ASKED, turn, RESULT]}, author)
+    assert sent["messages"][1]["tool_calls"] == [CALL]
+    assert told == ["messages.tool_calls.members"]
+    assert messages(facts_of("gemini", "gemini-3.8-flash"), ASKED, turn, RESULT, author=author)[1] == turn
+
+
 # -- Responses -----------------------------------------------------------------------------------------
 
 OWN: Json = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "gAAA"}
