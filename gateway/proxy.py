@@ -221,7 +221,7 @@ class Proxy:
         for parsed in door.parsed:
             parsed(ask)
         reader.find_route(ask)
-        timeline.routed(ask.request, ask.route)
+        timeline.routed(ask.request, ask.plan.route)
         for read in ask.plan.read:
             await read(ask)
         ask.request.caller = reader.caller(http, tenant)
@@ -256,7 +256,7 @@ class Proxy:
         current = self.runtime.current  # of the fleet that the decision, just made, has chosen from
         plan, upstreams = ask.plan, current.upstreams
         if ask.runtime is not current:  # a reload, while the request waited, may have changed how its pool is asked
-            plan = self.reader.plans.made(current, ask.route, ask.operation)
+            plan = self.reader.plans.made(current, ask.plan.route, ask.operation)
         for sends in plan.sends:
             upstreams = sends(ask.http, upstreams)
         for placed in ask.plan.placed:
@@ -264,7 +264,7 @@ class Proxy:
         config = ask.runtime.config
         return RoutedRequest(
             request=ask.request,
-            route=ask.route,
+            route=ask.plan.route,
             estimate=ask.estimate,
             decision=decision,
             timeline=ask.timeline,
@@ -293,7 +293,7 @@ class Proxy:
 
     async def place(self, ask: Ask, entered_at: float) -> Decision | None:
         """Decide in the queue, and note the rules that held the request, however its wait ends."""
-        queued, decision = self.queue.queued(ask.request, ask.route, ask.estimate, ask.tenant), None
+        queued, decision = self.queue.queued(ask.request, ask.plan.route, ask.estimate, ask.tenant), None
         try:
             decision = await self.queue.decide(queued, entered_at)
         finally:
@@ -306,7 +306,7 @@ class Proxy:
         (404) if no route takes the model any more."""
         request, headers = ask.request, ask.http.headers
         self.reader.find_route(ask)
-        ask.timeline.routed(request, ask.route)
+        ask.timeline.routed(request, ask.plan.route)
         request.headers = {name: headers[name] for name in ask.runtime.wanted_headers if name in headers}
         request.unfit, request.translated = {}, {}
         request.cache_groups = {}

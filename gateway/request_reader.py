@@ -50,10 +50,10 @@ class RequestReader:
 
     async def estimate(self, ask: Ask) -> None:
         """Translate the body for pools of other dialects; estimate the prompt for every pool."""
-        request, route, runtime = ask.request, ask.route, ask.runtime
+        request, route, runtime = ask.request, ask.plan.route, ask.runtime
         if (work := self.operations.work(request, route, runtime.servers(ask.named.model), ask.http.body)) is not None:
             await self.decider.off_loop(request.size, work)
-        for fits in ask.plan.fit:
-            fits(ask)
+        for fit in ask.plan.fit:
+            fit(ask)
         ask.estimate = await self.decider.estimate(request, route, ask.tenant)
         ask.timeline.estimated(request, route, ask.estimate)

@@ -63,6 +63,7 @@ class Core:
         self.estimator = Estimator(tokenizers(self.config), self.fleet.view.token_scale)
         shared = None if self.worker is None else self.worker.peers
         self.monitor = Monitor(self.fleet, shared=shared, routes=self.routes)
+        self.fleet.request_learning = self.monitor.learn_soon
         self.decider = Decider(self.estimator, self.fleet)
         self.queue = RequestQueue(
             self.fleet,

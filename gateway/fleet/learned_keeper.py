@@ -237,6 +237,7 @@ class LearnedKeeper(Collector):
         return True
 
     async def _state(self) -> SavedState:
+        self._fleet.learn()
         servers, endpoints = self._servers(), dict[str, LearnedEndpoint]()
         for number, name in enumerate(servers, 1):
             with suppress(ValueError):

@@ -24,6 +24,7 @@ from policies.fleet.beliefs import ALL, Belief
 from policies.fleet.circuit_breaker import BreakerState, CircuitBreaker
 from policies.fleet.engine_load import EngineLoad, EngineRates
 from policies.fleet.fleet import Fleet
+from policies.fleet.lessons import LINGER
 from policies.rate_limit.endpoint_limits import PEER_REPORT
 from policies.routes.route import Route
 from policies.types import Endpoint, Load
@@ -89,6 +90,10 @@ class Monitor:
     def engine_rates(self) -> Mapping[str, EngineRates]:
         """By endpoint id, of engines with a recent report."""
         return self.fleet.view.engine_rates(monotonic())
+
+    def learn_soon(self) -> None:
+        """Learn what attempts have shown, behind the work in hand."""
+        asyncio.get_running_loop().call_later(LINGER, self.fleet.learn)
 
     def publish_soon(self) -> None:
         """Publish changed loads to peers."""

@@ -24,6 +24,7 @@ from policies.attempts.budgets import HedgeBudget, RetryBudget
 from policies.attempts.wire import AttemptLimits, Failed, Wire
 from policies.blame.blame import BLAME, Elsewhere
 from policies.fleet.fleet import AttemptReport, Fleet
+from policies.fleet.lessons import LINGER
 from policies.fleet.peers import PeerLink
 from policies.queue.queue_scheduler import QueueScheduler
 from policies.queue.queued_request import QueuedRequest
@@ -155,6 +156,7 @@ class SimGateway:
         self.results = results
         self.fleet = Fleet(scenario.pools)
         self.fleet.peers = peers
+        self.fleet.request_learning = lambda: clock.at(clock.now + LINGER, self.fleet.learn)
         self._kv_events = SimKvEvents(scenario, servers, self.fleet)
         self.clairvoyant = Clairvoyant(servers, scenario, arrivals) if scenario.clairvoyant else None
         self.queue = self.clairvoyant or QueueScheduler(queue_parts(), REPLAY_SCORERS)

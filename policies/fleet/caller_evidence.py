@@ -124,9 +124,9 @@ class CallerEvidence:
         self.states: OrderedDict[str, CallerState] = OrderedDict()
 
     def on_sent(self, key: Hashable, caller: str, now: float) -> None:
-        if self.states or self._shared.state is not _CLOSED:  # else there is no trial to begin
-            for breaker in self._breakers(caller):
-                breaker.on_sent(key, now)
+        """Of a caller with evidence, or while the breaker is not closed: else there is no trial to begin."""
+        for breaker in self._breakers(caller):
+            breaker.on_sent(key, now)
 
     def on_answer(self, key: Hashable, caller: str, now: float) -> None:
         """First token of `key`."""

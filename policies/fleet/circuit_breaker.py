@@ -162,12 +162,12 @@ class CircuitBreaker:
 
     def on_answer(self, key: Hashable, now: float) -> None:
         """First token of `key`, or a complete answer."""
-        self._served_at = now
-        self._on_reply(key, now)
+        self._served_at = self._answered_at = self._alive_at = now
+        self._refusals, self._gone = 0, False
+        if self.state is not BreakerState.CLOSED or self.peer_reported_down:
+            self._on_reply_in_doubt(key, now)
 
-    def _on_reply(self, key: Hashable, now: float) -> None:
-        self._answered_at = self._alive_at = now
-        self._clear_refusals()
+    def _on_reply_in_doubt(self, key: Hashable, now: float) -> None:
         if self.peer_reported_down:
             self._disprove_peers(now)
         if self.state is BreakerState.OPEN:
@@ -189,10 +189,13 @@ class CircuitBreaker:
         """`connected` False: refused, or reset before a byte came. `confirmed`: more than one caller's request shows
         it. `why`: of a failure, for the operator."""
         if outcome in _REPLIED:
-            self._clear_failures()
+            self._failures, self.unconfirmed = 0, False
+            self._answered_at = self._alive_at = now
+            self._refusals, self._gone = 0, False
             if outcome is AttemptOutcome.COMPLETED:
                 self._served_at = now
-            self._on_reply(key, now)
+            if self.state is not BreakerState.CLOSED or self.peer_reported_down:
+                self._on_reply_in_doubt(key, now)
         elif outcome in _REJECTED:
             self._on_rejected(key, _REJECTED[outcome], why, now, confirmed)
         elif outcome is not AttemptOutcome.CANCELLED:

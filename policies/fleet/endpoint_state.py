@@ -39,7 +39,7 @@ from policies.prefix_cache.endpoint_cache import EndpointCache, PendingPrompt
 from policies.prefix_cache.residency import MAX_BLOCKS, ResidencyStatistics
 from policies.rate_limit.endpoint_limits import EndpointLimits
 from policies.rate_limit.send_limits import SendLimits
-from policies.types import FOREVER, NEVER, AttemptOutcome, Endpoint, Health, Load, Pool, PoolEstimate
+from policies.types import FOREVER, NEVER, Endpoint, Health, Load, Pool, PoolEstimate
 
 STALE = 5.0  # s after which a scrape says nothing about other traffic
 DEFAULT_PROMPT = 1_000.0  # uncached tokens, before any prompt
@@ -326,11 +326,6 @@ class EndpointState:
             full=load.full or ((cap := own.cap(now)) is not None and load.in_flight >= cap),
             unknown_adapters={**(load.unknown_adapters or {}), **unknown} if unknown else load.unknown_adapters,
         )
-
-    def count_answer(self, outcome: AttemptOutcome) -> None:
-        """Counts an answer among those that an outlier is judged by."""
-        if outcome in (AttemptOutcome.COMPLETED, AttemptOutcome.REFUSED):
-            self.refusals.append(outcome is AttemptOutcome.REFUSED)
 
     def on_progress(self, now: float) -> None:
         """The tokens of the answers in progress have been counted."""

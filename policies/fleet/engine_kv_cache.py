@@ -52,7 +52,7 @@ class KvRoom:
     def on_sent(self, tokens: int, now: float) -> bool:
         """A prompt with so many uncached tokens is sent. Returns whether it finds room."""
         self._tokens -= tokens
-        return self.tokens(now) >= 0
+        return self._tokens >= 0 or now - self._reported_at > STALE
 
     def on_left(self, tokens: int, sent_at: float) -> None:
         """Give back the tokens of a prompt ended before its first token, unless a report came since the sending."""

@@ -29,6 +29,7 @@ from policies.fleet.engine_load import EngineLoad
 from policies.fleet.fleet_reader import FleetReader
 from policies.fleet.fleet_views import FleetViews
 from policies.fleet.in_flight_attempt import AttemptReport, InFlightAttempt
+from policies.fleet.lessons import BATCH, AnswerLesson, FirstTokenLesson, Lesson, learn_silence
 from policies.fleet.network_path import NetworkPath
 from policies.fleet.pauses import Pauses
 from policies.fleet.peers import NO_LOAD, PeerLink, PeerLoad
@@ -37,6 +38,7 @@ from policies.latency.answer_lengths import AnswerLengths
 from policies.latency.learned_state import LearnedEndpoint, LearnedRegression
 from policies.latency.token_counts import TokenScale
 from policies.latency.tpot import DecodingAnswer
+from policies.latency.ttft_predictor import MATURE_SAMPLES
 from policies.prefix_cache.endpoint_cache import EndpointCache
 from policies.quota.external_use import ExternalUseByRoute
 from policies.rate_limit.endpoint_limits import SavedLimits
@@ -79,6 +81,8 @@ class Fleet:
         self._external_use = ExternalUseByRoute()
         self._pauses = Pauses(self._on_pause)
         self.on_beat = self._pauses.on_beat  # called every few ten milliseconds
+        self.request_learning: Callable[[], None] = self.learn  # called once there is something to learn
+        self._lessons: list[Lesson] = []
         self._unpublished: dict[EndpointState, None] = {}
         self._views = FleetViews()
         self.view = FleetReader(self._states, self._pools, self._attempts, self._external_use, self._departed)
@@ -86,6 +90,7 @@ class Fleet:
 
     def reload(self, pools: Iterable[Pool], *, mended: bool = True) -> None:
         """`mended` False: found addresses have changed, and nothing that an endpoint may have refused."""
+        self.learn()
         pools = [*pools]
         known_states, known_pools = {**self._states}, {**self._pools}
         returning = self._departed.returning(known_states, [one for pool in pools for one in pool.endpoints])
@@ -223,6 +228,7 @@ class Fleet:
         """Attempt `key` had to wait for a new connection."""
         if (attempt := self._attempts.get(key)) is not None:
             attempt.network_s += seconds
+            attempt.waited += seconds
 
     def on_first_token(self, key: Hashable, now: float, engine_ttft: float | None = None) -> None:
         """`engine_ttft` replaces our own clock where the answer is not streamed."""
@@ -233,10 +239,11 @@ class Fleet:
         if (attempt := self._attempts.get(key)) is None or attempt.first_at is not None:
             return
         attempt.on_first_token(key, now)
-        ttft = now - attempt.sent_at if attempt.stream else engine_ttft
-        is_learned = not (attempt.paused and attempt.stream) and attempt.models_before == attempt.state.models_before
-        if ttft is not None and is_learned:
-            self._learn_ttft(attempt, ttft, now)
+        if attempt.models_before == attempt.state.models_before:
+            if not attempt.stream:
+                self._note_engine_ttft(attempt, engine_ttft, now)
+            elif not attempt.paused:
+                self._note(FirstTokenLesson(attempt, now, now - attempt.sent_at))
         self._touch(attempt.state)
 
     def _on_pause(self) -> None:
@@ -282,30 +289,81 @@ class Fleet:
         state, report = attempt.state, report or AttemptReport()
         former = attempt.models_before != state.models_before
         attempt.on_ended(key, outcome, now, report)
+        if outcome is AttemptOutcome.COMPLETED:
+            state.callers.on_replied(key, attempt.caller, outcome, now)
+            if not former:
+                state.refusals.append(False)
+        else:
+            self._judge(attempt, key, outcome, now, report)
+        pool = self._pools.get(state.pool.name)
+        if pool is not None and pool.uncounted:
+            pool.share_tokens_per_event(state)
+        if not former:
+            self._note_end(attempt, key, outcome, now, report)
+        self._touch(state)
+
+    def _judge(
+        self, attempt: InFlightAttempt, key: Hashable, outcome: AttemptOutcome, now: float, report: AttemptReport
+    ) -> None:
+        """The attempt has not been answered: whether its endpoint is to blame."""
+        state = attempt.state
         if report.unknown_model and attempt.prompt.adapter and state.adapters is not None:
             attempt.on_unknown_adapter(key, state.adapters, now)
         else:
-            judges = not former and (report.blame is None or report.blame.fault is not Fault.CALLER_KEY)
-            if judges:
-                state.count_answer(outcome)
-            outlier = judges and outcome is AttemptOutcome.REFUSED and self.view.is_outlier(state.endpoint.id)
+            former = attempt.models_before != state.models_before
+            is_own = report.blame is not None and report.blame.fault is Fault.CALLER_KEY
+            outlier = False
+            if outcome is AttemptOutcome.REFUSED and not (former or is_own):
+                state.refusals.append(True)
+                outlier = self.view.is_outlier(state.endpoint.id)
             attempt.update_breaker(key, outcome, now, report, outlier)
             self.closes = self.closes or state.has_refused_more
             if state.breaker.unconfirmed:
                 self.on_unconfirmed(state.endpoint)
         if state.breaker.server_gone:
             self._lose_cache(state)
-        if attempt.first_at is None and not former:
-            if outcome is AttemptOutcome.COMPLETED and report.engine_ttft is not None:
-                self._learn_ttft(attempt, report.engine_ttft, now)
+
+    def _note_end(
+        self, attempt: InFlightAttempt, key: Hashable, outcome: AttemptOutcome, now: float, report: AttemptReport
+    ) -> None:
+        """Notes what the end has shown of the model."""
+        state, is_completed, is_whole = attempt.state, outcome is AttemptOutcome.COMPLETED, False
+        if is_completed:
+            is_whole = not (attempt.stream or attempt.paused)
+        if attempt.first_at is None:
+            if is_completed:
+                self._note_engine_ttft(attempt, report.engine_ttft, now)
             elif attempt.stream and not attempt.paused and outcome in (AttemptOutcome.SILENT, AttemptOutcome.CANCELLED):
-                attempt.learn_silence(now)
-        pool = self._pools.get(state.pool.name)
-        if pool is not None:
-            pool.share_tokens_per_event(state)
-        if not former:
-            attempt.learn_from_report(key, outcome, report, None if pool is None else pool.scale, now)
-        self._touch(state)
+                learn_silence(attempt, now)
+        attempt.settle_prompt(key, report, is_completed or attempt.first_at is not None)
+        if is_whole or report.prompt_tokens is not None or report.mean_itl is not None:
+            prefill_s = state.interference.prefill_s
+            self._note(AnswerLesson(attempt, now, report, is_whole, *state.decoding, prefill_s))
+
+    def _note_engine_ttft(self, attempt: InFlightAttempt, ttft: float | None, now: float) -> None:
+        """The engine's own figure knows nothing of the network, which a stream's first token has passed."""
+        if ttft is not None:
+            self._note(FirstTokenLesson(attempt, now, ttft if attempt.stream else ttft + attempt.network_s))
+
+    def _note(self, lesson: Lesson) -> None:
+        self._lessons.append(lesson)
+        if len(self._lessons) >= BATCH or lesson.attempt.state.predictor.samples < MATURE_SAMPLES:
+            self.learn()
+        elif len(self._lessons) == 1:
+            self.request_learning()
+
+    def learn(self) -> None:
+        """Learns all that attempts have shown."""
+        lessons, self._lessons = self._lessons, []
+        moved: dict[EndpointState, None] = {}
+        for lesson in lessons:
+            state = lesson.attempt.state
+            pool = self._pools.get(state.pool.name)
+            moved[state] = None
+            if lesson.learn(None if pool is None else pool.scale) and pool is not None:
+                moved.update(dict.fromkeys(pool.teach(state, lesson.at)))
+        for state in moved:
+            self._touch(state)
 
     def on_refusal_confirmed(self, endpoint_id: str) -> None:
         """Another endpoint has refused the same request: the outlier was right."""
@@ -404,6 +462,7 @@ class Fleet:
     def on_model(self, endpoint_id: str, model: str) -> str:
         """The engine names this model as served. After a change its cache is empty, and times are learned by model.
         Returns the model before; empty: no change."""
+        self.learn()
         state = self._states.get(endpoint_id)
         if state is None or not (before := state.on_model(model)):
             return ""
@@ -461,7 +520,9 @@ class Fleet:
     # ----------------------------------------------------------------- consequences
 
     def _touch(self, state: EndpointState) -> None:
-        self._views.mark(state)
+        self._views.changed[state] = None
+        if state.callers.states:
+            self._views.dispute(state)
         if state.breaker.state is not state.shown:
             self._show(state)
         if self.peers is not None:
@@ -494,9 +555,3 @@ class Fleet:
         if self._is_member(state):
             self.cache_lost.add(state.endpoint.id)
             self.on_cache_lost(state.endpoint.id)
-
-    def _learn_ttft(self, attempt: InFlightAttempt, ttft: float, now: float) -> None:
-        pool = self._pools.get(attempt.state.pool.name)
-        if attempt.learn_ttft(ttft if attempt.stream else ttft + attempt.network_s, now) and pool is not None:
-            for learner in pool.teach(attempt.state, now):
-                self._touch(learner)

@@ -22,34 +22,39 @@ class FleetViews:
 
     def __init__(self) -> None:
         self._states: Mapping[str, EndpointState] = {}
-        self._changed: dict[EndpointState, None] = {}  # since the snapshot, in order
+        self.changed: dict[EndpointState, None] = {}  # since the snapshot, in order
         self.disputed: dict[EndpointState, None] = {}  # with evidence of single callers
         self._recheck_at = NEVER
         self._shared = FleetSnapshot(NEVER, {}, {})
 
     def reload(self, states: Mapping[str, EndpointState], pools: Mapping[str, Pool]) -> None:
         self._states = states
-        self._changed = dict.fromkeys(states.values())
+        self.changed = dict.fromkeys(states.values())
         self.disputed = dict.fromkeys(state for state in states.values() if state.callers.states)
         self._shared = FleetSnapshot(NEVER, pools, {})
 
     def mark(self, state: EndpointState) -> None:
         """The load of the endpoint has changed."""
-        self._changed[state] = None
-        if state.callers.states and self._states.get(state.endpoint.id) is state:  # not removed by a reload
+        self.changed[state] = None
+        if state.callers.states:
+            self.dispute(state)
+
+    def dispute(self, state: EndpointState) -> None:
+        """Single callers have evidence of the endpoint."""
+        if self._states.get(state.endpoint.id) is state:  # not removed by a reload
             self.disputed[state] = None
 
     def at(self, now: float) -> FleetSnapshot:
         """For all callers."""
         if now >= self._recheck_at:
             self._recheck(now)
-        if self._changed:
+        if self.changed:
             loads = dict(self._shared.loads)
-            for state in self._changed:
+            for state in self.changed:
                 if self._states.get(state.endpoint.id) is state:
                     state.advance(now)
                     loads[state.endpoint.id] = state.load(now)
-            self._changed.clear()
+            self.changed.clear()
             self._shared = FleetSnapshot(now, self._shared.pools, loads)
         return self._shared
 
@@ -58,7 +63,7 @@ class FleetViews:
         self._recheck_at = now + REFRESH
         for name, load in self._shared.loads.items():
             if load.prefilling or load.health is not Health.UP or load.running + load.waiting > load.in_flight:
-                self._changed[self._states[name]] = None
+                self.changed[self._states[name]] = None
         for state in [*self.disputed]:
             state.callers.expire(now)
             if not state.callers.states or self._states.get(state.endpoint.id) is not state:

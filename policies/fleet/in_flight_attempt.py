@@ -4,7 +4,7 @@ Rules:
 - The attempt writes to the state of its own endpoint alone. Effects on the pool, on peers and on the attempts of other
   endpoints belong to the fleet (`policies.fleet.fleet`).
 - An answer teaches under the circumstances of its sending and decoding, noted here: the queue ahead, the answers
-  beside it, the prefills that stalled it.
+  beside it, the prefills that stalled it. What it teaches is learned later (`policies.fleet.lessons`).
 """
 
 from __future__ import annotations
@@ -14,21 +14,20 @@ from dataclasses import dataclass, replace
 
 from policies.blame.blame import BLAME, Blame, Evidence, Fault, blame_of, reason
 from policies.fleet.adapter_slots import LOADED, UNKNOWN, AdapterSlots, AdapterWait
+from policies.fleet.circuit_breaker import BreakerState
 from policies.fleet.endpoint_state import EWMA_WEIGHT, EndpointState
-from policies.fleet.engine_kv_cache import LEAST
-from policies.latency.token_counts import NO_QUEUE, PrefillQueue, PrefillTokens, TokenScale
-from policies.latency.tpot import MIN_TPOT, DecodingAnswer
-from policies.latency.ttft_predictor import MIN_TTFT, PrefillWork, TtftPredictor, TtftSample
+from policies.latency.token_counts import NO_QUEUE, PrefillQueue, PrefillTokens
+from policies.latency.tpot import DecodingAnswer
+from policies.latency.ttft_predictor import PrefillWork
 from policies.prefix_cache.endpoint_cache import PendingPrompt
 from policies.quota.external_use import ExternalUse
-from policies.types import TRAINED_SAMPLES, AttemptOutcome, Candidate, Forecast, Health, PoolEstimate
+from policies.types import AttemptOutcome, Candidate, Forecast, Health, PoolEstimate
 
 OVERDUE_QUANTILE = 0.98  # of the forecast, after which an attempt counts as silent
 MIN_OVERDUE = 0.5  # s
-TRIAL = 0.4  # of the time until the deadline, from which the silence of a trial says something: half is what it gets
 LOST = 0.05  # of prompts: the engine has evicted a prefix that was believed cached
 STEP_S = 1.0  # s between two tokens of answers while the engine reads a longer prompt: the slowest step counted
-PACED = 8  # tokens from which an answer shows a pace
+_CLOSED = BreakerState.CLOSED  # a member is slow to look up in an enumeration
 OUTLIER = BLAME["server"]  # of a refusal that siblings do not share
 
 
@@ -73,6 +72,7 @@ class InFlightAttempt:
     adapter_wait: AdapterWait = LOADED
     kv_load_s: float = 0.0  # to load cached tokens from slower tiers
     network_s: float = 0.0  # of the TTFT: a round trip, and a new connection where one was needed
+    waited: float = 0.0  # s of the TTFT in which the engine neither queued nor computed the prompt: all these
     first_at: float | None = None
     running: int = 0  # decoding answers at the first token
     context: int = 0  # tokens of the prompts of these answers
@@ -102,12 +102,15 @@ class InFlightAttempt:
         work = state.work(candidate.prompt_tokens, candidate.hit, now)
         adapters, queue = state.adapters if prompt.adapter else None, state.queue
         queued, rate = work.queued_tokens, state.predictor.drain_rate
+        predictor = state.predictor if state.pool.local else state.predictor.of(prompt.effort)
+        adapter_wait = LOADED if adapters is None else adapters.on_sent(prompt.adapter, now)
+        kv_load_s, network_s = state.kv_loads.seconds(candidate.to_load) if candidate.to_load else 0.0, state.rtt
         return cls(
             state=state,
             candidate=candidate,
             prompt=prompt,
             work=work,
-            predicted_ttft=state.predictor.of(prompt.effort).point_estimate(work, now),
+            predicted_ttft=predictor.point_estimate(work, now),
             predicted_tpot=state.tpot_of(candidate.load, candidate.prompt_tokens),
             sent_at=now,
             stream=stream,
@@ -119,9 +122,10 @@ class InFlightAttempt:
             models_before=state.models_before,
             found_room=state.kv_room.on_sent(kv_tokens := work.uncached + sum(candidate.to_load), now),
             kv_tokens=kv_tokens,
-            kv_load_s=state.kv_loads.seconds(candidate.to_load) if candidate.to_load else 0.0,
-            network_s=state.rtt,
-            adapter_wait=LOADED if adapters is None else adapters.on_sent(prompt.adapter, now),
+            kv_load_s=kv_load_s,
+            network_s=network_s,
+            waited=adapter_wait.seconds + kv_load_s + network_s,
+            adapter_wait=adapter_wait,
             external_use=external_use,
             caller=caller,
         )
@@ -138,7 +142,8 @@ class InFlightAttempt:
             state.limits.on_sent(self.candidate.prompt_tokens, now)
         if self.external_use is not None:
             self.external_use.on_sent(self.candidate.price, now)
-        state.callers.on_sent(key, self.caller, now)
+        if state.callers.states or state.breaker.state is not _CLOSED:
+            state.callers.on_sent(key, self.caller, now)
         state.typical_prompt += (work.uncached - state.typical_prompt) * EWMA_WEIGHT
 
     def on_first_token(self, key: Hashable, now: float) -> None:
@@ -151,13 +156,9 @@ class InFlightAttempt:
             state.interference.on_first_token(key, self.answer, now)
         state.inflight.on_first_token(key, now)
         state.callers.on_answer(key, self.caller, now)
-        self._on_answer()
-
-    def _on_answer(self) -> None:
-        """The endpoint answers, be it with the first token or with the end."""
-        self.state.newest_answered = max(self.state.newest_answered, self.sent_at)
-        if self.state.adapters is not None:
-            self.state.adapters.on_answer(self.prompt.adapter)
+        state.newest_answered = max(state.newest_answered, self.sent_at)
+        if state.adapters is not None:
+            state.adapters.on_answer(self.prompt.adapter)
 
     def on_unread(self, key: Hashable) -> None:
         """The caller does not read: how fast the answer is read from the endpoint says nothing of the endpoint."""
@@ -175,6 +176,9 @@ class InFlightAttempt:
         self.overdue = outcome is AttemptOutcome.SILENT and self._is_overdue(key, now)
         if self.first_at is None and outcome is AttemptOutcome.COMPLETED:
             state.inflight.on_first_token(key, now)
+            state.newest_answered = max(state.newest_answered, self.sent_at)
+            if state.adapters is not None:
+                state.adapters.on_answer(self.prompt.adapter)
         elif self.first_at is None:
             state.kv_room.on_left(self.kv_tokens, self.sent_at)
         state.inflight.on_ended(key, now)
@@ -199,37 +203,6 @@ class InFlightAttempt:
         tokens = self.prompt_tokens if report.prompt_tokens is None else report.prompt_tokens
         return self.state.pool.price.of(tokens, report.completion_tokens or 0, report.cached_tokens or 0)
 
-    def sample(self, ttft: float) -> TtftSample:
-        """The attempt as a sample. The drain of the queue until the sending is judged by the rate known now; the prompt
-        by its count: a wrong estimate of a key's texts is no other speed of the engine."""
-        queue, work, predicted = self.queue, self.work, self.predicted_ttft
-        if wrong := max(self.prompt_tokens - work.prompt_tokens, 1 - work.uncached):
-            predict, work = self._predictor.point_estimate, work.with_more(wrong)
-            predicted *= predict(work, self.sent_at) / predict(self.work, self.sent_at)
-        if queue.tokens:
-            rate = self.state.predictor.prefill_rate(queue.context_per_token)
-            more = queue.tokens_left(self.sent_at, rate) - queue.tokens_left(self.sent_at, self.prefill_rate)
-            pairs = work.pairs + more * queue.context_per_token
-            work = replace(work, queued_tokens=work.queued_tokens + more, pairs=pairs)
-        return TtftSample(work, predicted, ttft, self.reported_queue, self.network_s)
-
-    def learn_ttft(self, ttft: float, now: float) -> bool:
-        """Teaches the TTFT, in seconds. False: the endpoint's predictor learned nothing: the request waited for an
-        adapter, for cached tokens from a slower tier, or maybe for KV blocks."""
-        state = self.state
-        state.calibration.observe(ttft, self.candidate.forecast)
-        if self._may_have_waited_for_blocks:
-            return False
-        if self.adapter_wait.seconds and state.predictor.samples >= TRAINED_SAMPLES:
-            self.learn_adapter_load(ttft)
-            return False
-        if self.candidate.to_load and self._shows_kv_load:
-            state.kv_loads.learn(self.candidate.to_load, ttft - self.predicted_ttft - self.network_s)
-            return False
-        learner = state.predictor.learner_of(self.prompt.effort, now)
-        learner.observe(self.sample(max(ttft - self._waited, MIN_TTFT)), now)
-        return True
-
     def outlook(self, key: Hashable, now: float) -> tuple[float, Forecast, float] | None:
         """A time, the forecast of the first token from then on by what the engine has before and beside it now, and the
         latest token of any answer there. None: of an API, and of an engine that was asleep, no more is known."""
@@ -252,65 +225,15 @@ class InFlightAttempt:
 
     def _forecast_of(self, prefills: PrefillTokens, reported: float, now: float) -> Forecast:
         """TTFT from the begin of these prefills, the last of which is the attempt's own."""
-        predictor, ahead = self._predictor, prefills.tokens + reported - self.work.uncached
+        predictor, ahead = self.state.predictor.of(self.prompt.effort), prefills.tokens + reported - self.work.uncached
         pairs = prefills.pairs + reported * self.queue.context_per_token
         work = replace(self.work, queued_tokens=ahead, pairs=pairs)
         return replace(
             self.candidate.forecast,
-            point_estimate=self._waited + predictor.point_estimate(work, now),
+            point_estimate=self.waited + predictor.point_estimate(work, now),
             ratios=predictor.quantiles(max(ahead, 0.0), now),
             samples=predictor.samples,
         )
-
-    def learn_silence(self, now: float) -> None:
-        """Teaches that no token has come by now."""
-        if not self._may_have_waited_for_blocks:
-            learner = self.state.predictor.learner_of(self.prompt.effort, now)
-            learner.observe_at_least(self.sample(now - self.sent_at - self._waited), now)
-            trial_s = self.candidate.trial_s
-            if trial_s and now - self.sent_at >= TRIAL * trial_s:  # not where the caller has left before
-                learner.observe_silent_trial(trial_s, now)
-
-    @property
-    def _predictor(self) -> TtftPredictor:
-        return self.state.predictor.of(self.prompt.effort)
-
-    @property
-    def _waited(self) -> float:
-        """Seconds of the TTFT in which the engine neither queued nor computed the prompt."""
-        return self.adapter_wait.seconds + self.kv_load_s + self.network_s
-
-    @property
-    def _shows_kv_load(self) -> bool:
-        alone = not self.work.queued_tokens and not self.adapter_wait.seconds
-        return alone and sum(self.candidate.to_load) >= LEAST and self.state.predictor.samples >= TRAINED_SAMPLES
-
-    @property
-    def _may_have_waited_for_blocks(self) -> bool:
-        """Such a time teaches nothing about prefills, and is better than none only before the predictor is trained."""
-        had_room = self.found_room and self.state.kv_room.overflowed_at < self.sent_at
-        return not had_room and self.state.predictor.samples >= TRAINED_SAMPLES
-
-    def learn_adapter_load(self, ttft: float) -> None:
-        """Teaches the seconds that the load of an adapter takes: the TTFT beyond the forecast without a load."""
-        wait, adapters = self.adapter_wait, self.state.adapters
-        if wait.load_s and adapters is not None:
-            adapters.learn(ttft - self.predicted_ttft - (self._waited - wait.load_s))
-
-    def learn_tpot(self, itl: float, tokens: int, now: float) -> None:
-        """Teaches the inter-token latency: its spread, and without the prefills which stalled the answer."""
-        state = self.state
-        state.tpot_predictor.spread.observe(self.candidate.load, itl, now)
-        self.learn_pace(itl, tokens, now)
-        stalled = (state.interference.prefill_s - self.prefill_s) / (tokens - 1) if tokens > 1 else 0.0
-        running, context = state.decoding
-        mean = (self.running + running) / 2, (self.context + context) / 2
-        state.tpot_predictor.observe(*mean, max(itl - stalled, itl * 0.1))
-
-    def learn_pace(self, tpot: float, tokens: int, now: float) -> None:
-        """Teaches how far off the predicted TPOT was, with everything that stalled the answer."""
-        if tokens >= PACED:
-            self.state.pace.observe(tpot / self.predicted_tpot, now)
 
     def update_breaker(
         self, key: Hashable, outcome: AttemptOutcome, now: float, report: AttemptReport, outlier: bool
@@ -358,32 +281,15 @@ class InFlightAttempt:
         if blame.fault in (Fault.RATE, Fault.REQUEST_RATE, Fault.TOKEN_RATE):
             state.limits.on_refused(of_tokens, self.candidate.prompt_tokens, self.sent_at, now, report.retry_after)
 
-    def learn_from_report(
-        self, key: Hashable, outcome: AttemptOutcome, report: AttemptReport, scale: TokenScale | None, now: float
-    ) -> None:
-        """Teaches the contents of the cache, the token scale of the pool, and the inter-token latency."""
+    def settle_prompt(self, key: Hashable, report: AttemptReport, computed: bool) -> None:
+        """Teaches the contents of the cache. `computed`: the engine has read the prompt."""
         state, pending, accounted = self.state, self.pending_prompt, False
-        computed = self.first_at is not None or outcome is AttemptOutcome.COMPLETED  # the engine has read the prompt
-        if computed:
-            self._on_answer()
         if pending is not None and computed:
             accounted = state.cache.on_answered(key, pending, report.prompt_tokens, report.cached_tokens)
         elif pending is not None:
             state.cache.on_unanswered(key, pending)
-        if report.prompt_tokens is not None and scale is not None and (counted := self.prompt.count()):
-            scale.observe(counted, self.prompt.messages, report.prompt_tokens)
-        if report.mean_itl is not None and not self.unread:
-            self.learn_tpot(report.mean_itl, report.completion_tokens or 0, now)
-        elif outcome is AttemptOutcome.COMPLETED and not (self.stream or self.paused):
-            self._learn_whole_pace(report, now)
         if report.cached_tokens is not None and self.candidate.hit and state.pool.local and not accounted:
             self.confirm_hit(report.cached_tokens, report.prompt_tokens)
-
-    def _learn_whole_pace(self, report: AttemptReport, now: float) -> None:
-        """Teaches the pace of an answer whose tokens were not seen."""
-        if (tokens := report.completion_tokens or 0) > 1:
-            first = self.predicted_ttft if report.engine_ttft is None else report.engine_ttft
-            self.learn_pace(max(now - self.sent_at - first, MIN_TPOT) / (tokens - 1), tokens, now)
 
     def confirm_hit(self, cached: int, prompt: int | None) -> None:
         """Corrects the believed size of the cache by how many tokens of the believed hit were cached.

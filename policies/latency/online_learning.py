@@ -19,8 +19,9 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import repeat
 from math import exp, log
-from operator import mul
+from operator import add, mul, truediv
 from statistics import NormalDist, median
 
 from policies.latency.learned_state import (
@@ -82,21 +83,22 @@ class Regression:
     def relative_error(self, features: Sequence[float]) -> float:
         """Standard deviation of a sample from its prediction, relative to the prediction."""
         predicted = self.predict(features)
-        _, variance = self._sensitivity([feature / predicted for feature in features])
+        _, variance = self._sensitivity([*map(truediv, features, repeat(predicted))])
         return (max(variance, 0.0) + self._noise) ** 0.5 if variance < FOREVER else 1.0
 
     def update(self, features: Sequence[float], actual: float, clip: float = FOREVER) -> None:
         """Learns from a sample, with a relative error of at most `clip`."""
-        predicted = self.predict(features)
+        total: float = sum(map(mul, self.coefficients, features))
+        predicted = max(total, MIN_RESULT)
         error = min(max(actual / predicted - 1.0, -clip), clip)
-        x = [feature / predicted for feature in features]
+        x = [*map(truediv, features, repeat(predicted))]
         sensitivity, variance = self._sensitivity(x)
         if not 0.0 <= variance < FOREVER:  # rounding has made the matrix no covariance
             self._forget_covariance()
             sensitivity, variance = self._sensitivity(x)
         noise = self._noise * max(abs(error) / (HUBER * (variance + self._noise) ** 0.5), 1.0)
-        gains = [value / (variance + noise) for value in sensitivity]
-        coefficients = [value + gain * error for value, gain in zip(self.coefficients, gains, strict=True)]
+        gains = [*map(truediv, sensitivity, repeat(variance + noise))]
+        coefficients = [*map(add, self.coefficients, map(mul, gains, repeat(error)))]
         if min(coefficients) < self._floor:
             coefficients = self._projected(coefficients, gains, sensitivity)
         self.coefficients = coefficients
@@ -104,7 +106,7 @@ class Regression:
 
     def _sensitivity(self, x: Sequence[float]) -> tuple[list[float], float]:
         """Covariances of each coefficient with the prediction of `x`, and the variance of the prediction."""
-        sensitivity = [sum(map(mul, row, x)) for row in self.covariance]
+        sensitivity: list[float] = [*map(sum, map(map, repeat(mul), self.covariance, repeat(x)))]
         return sensitivity, sum(map(mul, sensitivity, x))
 
     def _forget_covariance(self) -> None:
@@ -219,7 +221,7 @@ class ErrorQuantiles:
 
     def widen_from(self, other: ErrorQuantiles, now: float, factor: float = 1.0) -> None:
         """Takes another spread, wider by `factor`, as the prior."""
-        self._prior = tuple([factor * error for error in map(log, other.quantiles(now))])
+        self._prior = tuple(map(mul, repeat(factor), map(log, other.quantiles(now))))
         self._mixed_at = NEVER
 
     def learned(self, now: float) -> LearnedErrors:

@@ -117,7 +117,8 @@ class InflightTokens:
             if earlier == key:
                 break
             self._reduce_to_remainder(earlier)
-        self._start_decoding(key)
+        self._add(self.prefilling.pop(key), -1)
+        self.decoding.add(key)
         ahead = next(iter(self.prefilling.values()), None)
         self.queue.started_at = now if ahead is None else max(now, ahead.sent_at)
 

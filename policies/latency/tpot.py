@@ -105,8 +105,10 @@ class RecentRatios:
         self._sorted: list[float] = []
 
     def observe(self, ratio: float, now: float) -> None:
-        self._forget(now, SPREAD_ANSWERS - 1)
-        self._recent.append((now, ratio))
+        recent = self._recent
+        if recent and (len(recent) >= SPREAD_ANSWERS or recent[0][0] < now - SPREAD_AGE):
+            self._forget(now, SPREAD_ANSWERS - 1)
+        recent.append((now, ratio))
         insort(self._sorted, ratio)
 
     def share_within(self, ratio: float, now: float) -> float:

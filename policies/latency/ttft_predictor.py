@@ -105,6 +105,7 @@ class TtftPredictor(ABC):
         self.context_per_token = 0.0  # attention pairs per token of the present queue
         self._changes = ChangeDetector()
         self._idle_errors = self._queued_errors = ErrorQuantiles()
+        self._widens_at: float | None = None  # latest idle error that the spread of queued prompts does not follow yet
         self._regime_since = NEVER  # when the present regime was noticed
 
     @abstractmethod
@@ -174,7 +175,7 @@ class TtftPredictor(ABC):
         was_idle = not (sample.work.queued_tokens or sample.reported_queue)
         (idle if was_idle else queued).observe((sample.ttft + sample.network) / (reference + sample.network), now)
         if was_idle and queued is not idle:
-            queued.widen_from(idle, now, QUEUED_SPREAD)
+            self._widens_at = now
         self._learn(sample, ttft, now)
 
     def observe_at_least(self, sample: TtftSample, now: float) -> None:
@@ -197,9 +198,20 @@ class TtftPredictor(ABC):
         return self._errors_of(queued_tokens).quantiles(now)
 
     def _errors_of(self, queued_tokens: float) -> ErrorQuantiles:
-        return self._queued_errors if queued_tokens else self._idle_errors
+        if not queued_tokens:
+            return self._idle_errors
+        if self._widens_at is not None:
+            self._widen()
+        return self._queued_errors
+
+    def _widen(self) -> None:
+        """The spread of queued prompts follows that of idle ones, until its own errors tell."""
+        if (at := self._widens_at) is not None:
+            self._widens_at = None
+            self._queued_errors.widen_from(self._idle_errors, at, QUEUED_SPREAD)
 
     def _clear_errors(self, now: float) -> None:
+        self._widen()
         self._idle_errors.clear()
         self._queued_errors.clear()
         self._regime_since = now
@@ -239,6 +251,8 @@ class EnginePredictor(TtftPredictor):
         pairs = uncached * (hit + 0.5 * uncached)
         prefill_s = token * uncached + pair * pairs + load_s
         if queued:
+            if self._widens_at is not None:
+                self._widen()
             left, least, errors = queued - self.drain_rate * (now - load.at), queued * REMAINDER, self._queued_errors
             queued = left if left > least else least
             pairs += queued * self.context_per_token
@@ -261,6 +275,8 @@ class EnginePredictor(TtftPredictor):
         self._regression.warm_start_from(sibling._regression)
         self._silent_s = max(self._silent_s, sibling._silent_s)
         self._use([speed * value for value in self._regression.coefficients])
+        sibling._widen()
+        self._widens_at = None
         self._idle_errors.widen_from(sibling._idle_errors, now)
         self._queued_errors.widen_from(sibling._queued_errors, now)
         self._clear_errors(now)
@@ -353,6 +369,7 @@ class EnginePredictor(TtftPredictor):
         self._fit(sample.work, ttft)
 
     def learned(self, now: float) -> LearnedEngine:
+        self._widen()
         return LearnedEngine(
             samples=self.samples,
             regression=self._learned_regression(),
@@ -373,6 +390,7 @@ class EnginePredictor(TtftPredictor):
         self._changes.restore(saved.changes)
         self._idle_errors.restore(saved.idle_errors, age, now)
         self._queued_errors.restore(saved.queued_errors, age, now)
+        self._widens_at = None
         self._own_samples = deque(
             TtftSample(PrefillWork(int(prompt_tokens), int(uncached), *rest), predicted, ttft)
             for prompt_tokens, uncached, *rest, predicted, ttft in saved.own

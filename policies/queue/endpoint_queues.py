@@ -38,6 +38,9 @@ class Ahead:
         return Ahead(self.requests + 1, self.prefill_s + prefill_s, self.tokens + tokens)
 
 
+NOTHING_AHEAD: Mapping[str, Ahead] = {}
+
+
 def _key(queued: QueuedRequest) -> QueueKey:
     assert queued.assigned is not None
     return queued.assigned.id, queued.request.caller if queued.own_limit else ""
@@ -131,7 +134,8 @@ class QueueView:
         """`behind`: more seconds to wait for any engine."""
         snapshot = self.fleet.snapshot_for(queued.request.caller, self.now)
         if queued.route.scorer == "predicted":
-            ahead, delayed = self.queues.ahead(queued), dict[str, Load]()
+            queues, delayed = self.queues, dict[str, Load]()
+            ahead = queues.ahead(queued) if queues.assigned or queues.in_dispatch else NOTHING_AHEAD
             for name, load in snapshot.loads.items():
                 # To load an adapter elsewhere stalls the answers there, until that engine is closed for its pace too.
                 reopens_in = 0.0 if queued.route.adapters else load.reopens_in

@@ -57,16 +57,9 @@ class HoldRules:
         if queue and queue[0] < queued and not (is_head and queued.own_limit):
             return HoldRule.TURN
         is_queue_ours = queued.route.scorer == "predicted" and self.fleet.view.is_local(endpoint)
-        if is_queue_ours and (rule := self._no_room(load)) is not None:
+        if is_queue_ours and (rule := no_room(load)) is not None:
             return rule
         return self.closed(queued, endpoint)
-
-    def _no_room(self, load: Load) -> HoldRule | None:
-        if load.backlog_s > ROOM:
-            return HoldRule.PREFILL
-        if load.kv_room < 0:
-            return HoldRule.BLOCKS
-        return HoldRule.PACE if load.reopens_in else None
 
     def longest_in_the_way(self, endpoint: str) -> QueuedRequest | None:
         """The longest prefill for which a much shorter one behind it would come too late, if there is one: of the same
@@ -158,6 +151,15 @@ class HoldRules:
         assert queued.hold is not None
         endpoint = queued.hold.endpoint
         return endpoint in idle and self.late_rule(queued, endpoint, queued.prefill_s) is None
+
+
+def no_room(load: Load) -> HoldRule | None:
+    """The rule by which an engine takes no request in time; None: it has room."""
+    if load.backlog_s > ROOM:
+        return HoldRule.PREFILL
+    if load.kv_room < 0:
+        return HoldRule.BLOCKS
+    return HoldRule.PACE if load.reopens_in else None
 
 
 def _left_for_prefills(budget: float | None, load: Load, share: float = 1.0) -> float:

@@ -99,6 +99,9 @@ class RefusedRequests:
         self._until: dict[tuple[str, str], dict[int, float]] = {}
         self._sweep_at = REMEMBERED  # tenants and routes
 
+    def __bool__(self) -> bool:
+        return bool(self._until)
+
     def add(self, queued: QueuedRequest, retry_after: float, now: float) -> None:
         """A prompt without a full block is not remembered: it costs no engine much."""
         if not (hashes := _hashes(queued)):

@@ -23,7 +23,7 @@ from operator import attrgetter
 from policies.fleet.fleet import Fleet
 from policies.queue.best_effort_queue import BestEffortQueue
 from policies.queue.endpoint_queues import EndpointQueues, QueueKey, QueueView
-from policies.queue.hold_rules import TICK, HoldRules
+from policies.queue.hold_rules import TICK, HoldRules, no_room
 from policies.queue.late_work import RefusedRequests
 from policies.queue.placement_round import PlacementRound
 from policies.queue.queue_part import QueuePart, bound_hooks
@@ -64,7 +64,12 @@ class QueueScheduler:
 
     def pass_through(self, queued: QueuedRequest, fleet: Fleet, now: float) -> Decision | None:
         """`enter` and `release` in one, where no other request is held. None: this one is held now."""
-        decision = self._place(queued, self._round(fleet, now))
+        self._note_arrival(queued, fleet, now)
+        view = QueueView(self.queues, fleet, now, self._scorers)
+        decision: Decision | None = view.decide(queued)
+        assert decision is not None
+        if not self._is_placed_at_once(queued, decision, fleet):
+            decision = self._round(fleet, now).place(queued, decision)
         if decision is None:
             self.wake_at = now + TICK
         elif decision.chosen is not None:
@@ -72,10 +77,25 @@ class QueueScheduler:
         return decision
 
     def _place(self, queued: QueuedRequest, turn: PlacementRound) -> Decision | None:
-        if queued.route.limits.external is not None:
-            turn.fleet.on_arrived(queued.route, turn.now)
-        queued.returned |= self._refused.take(queued, turn.now)
+        self._note_arrival(queued, turn.fleet, turn.now)
         return turn.place(queued, turn.view.decide(queued))
+
+    def _note_arrival(self, queued: QueuedRequest, fleet: Fleet, now: float) -> None:
+        if queued.route.limits.external is not None:
+            fleet.on_arrived(queued.route, now)
+        if self._refused:
+            queued.returned |= self._refused.take(queued, now)
+
+    def _is_placed_at_once(self, queued: QueuedRequest, decision: Decision, fleet: Fleet) -> bool:
+        """Nothing is held, and no rule holds the request at the engine of its decision: it is in time, no limit counts
+        anywhere, and the engine has room."""
+        chosen = decision.chosen
+        if chosen is None or not decision.in_time or queued.deadline == FOREVER:
+            return False
+        if fleet.closes or queued.route.scorer != "predicted" or no_room(chosen.load) is not None:
+            return False
+        queued.prefill_s = chosen.forecast.prefill
+        return self._hooks.behind_rule(queued) is None
 
     def _round(self, fleet: Fleet, now: float) -> PlacementRound:
         view = QueueView(self.queues, fleet, now, self._scorers)

@@ -92,9 +92,9 @@ env_key = "{KEY_VARIABLE}"
 wire_api = "responses"
 """
     },
-    about="""It speaks Responses, which the gateway translates for engines that do not: tools of MCP servers are functions there, and
-the tool that only OpenAI runs (`web_search`) is left out, as `x-firsttoken-left-out` tells. It compacts by
-`model_context_window` alone, not by a refusal.""",
+    about="""It speaks Responses, which the gateway translates for engines that do not: tools of MCP servers are
+functions there, and the tool that only OpenAI runs (`web_search`) is left out, as `x-firsttoken-left-out` tells.
+It compacts by `model_context_window` alone, not by a refusal.""",
 )
 OPENCODE = Agent(
     name="opencode",
