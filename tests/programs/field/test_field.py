@@ -1,7 +1,4 @@
-"""A slice of the bench: conversations of ten clients before every API that verifies (`make field` runs 2,000).
-
-A mark of `xfail` is what is wrong today; a mend turns the mark out.
-"""
+"""A slice of the bench: conversations of ten clients before every API that verifies (`make field` runs 2,000)."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.programs.field.bench import ANSWER, LOST, REFUSED, Results, run
+from tests.programs.field.bench import ANSWER, LOST, NAMED, REFUSED, Results, run, sessions
 from tests.programs.field.fakes import Fake
 from tests.programs.field.page import page
 from tests.programs.field.providers import Accounts
@@ -22,22 +19,7 @@ from tests.programs.field.rules import Target, by_api, table, targets
 from tests.programs.field.shares import Found, Plan
 
 SLICE = 22  # conversations, two of each client
-STILL_REFUSING = frozenset(
-    [
-        "openai",
-        "azure",
-        "anthropic",
-        "gemini",
-        "xai",
-        "mistral",
-        "openrouter",
-        "fireworks",
-        "cerebras",
-        "dashscope",
-        "vllm",
-    ]
-)  # APIs that refuse what the gateway wrote or could have left out
-STILL_LOSING: frozenset[str] = frozenset()  # state of their own turns
+_OF_API = pytest.mark.parametrize("api", by_api())
 _OF_TARGET = pytest.mark.parametrize("target", targets(), ids=lambda target: target.name)
 
 
@@ -51,19 +33,21 @@ def kinds(api: str, form: str) -> list[str]:
     return [f"{kind} ({count})" for (of, name, kind), count in sorted(counts.items()) if (of, name) == (api, form)]
 
 
-def apis(wrong: frozenset[str] | set[str], reason: str) -> list[Any]:
-    mark = pytest.mark.xfail(strict=True, reason=reason)
-    return [pytest.param(api, marks=mark) if api in wrong else api for api in by_api()]
-
-
-@pytest.mark.parametrize("api", apis(STILL_REFUSING, "members, forms and orders that bodies are not made to fit yet"))
+@_OF_API
 def test_no_request_is_refused_for_what_the_gateway_could_have_left_out(api: str) -> None:
     assert kinds(api, REFUSED) == []
 
 
-@pytest.mark.parametrize("api", apis(STILL_LOSING, "the dialects have no room for all state yet"))
+@_OF_API
 def test_no_state_is_lost_that_its_maker_would_have_accepted(api: str) -> None:
     assert kinds(api, LOST) == []
+
+
+def test_a_session_may_change_its_model_at_any_step() -> None:
+    """Nothing is refused, and what is refused by name is not the history."""
+    found, _ = asyncio.run(sessions(range(3), 25))
+    histories = [key for key in found.counts if key[1] == NAMED and ("input" in key[2] or "messages" in key[2])]
+    assert [key for key in found.counts if key[1] in (REFUSED, LOST, ANSWER)] + histories == []
 
 
 def test_every_answer_is_the_models_in_the_callers_dialect() -> None:
