@@ -159,7 +159,9 @@ def test_what_a_pool_states_holds_over_every_row(model: str, accepts: dict[str, 
 def test_a_member_that_a_row_refuses_is_accepted_where_the_pool_says_so() -> None:
     """The provider has learned it since."""
     assert "seed" in facts_of("gemini", "gemini-3.8-flash").refused
-    assert "seed" not in facts_of("gemini", "gemini-3.8-flash", {"seed": True}).refused
+    stated = facts_of("gemini", "gemini-3.8-flash", {"seed": True, "store": True})
+    assert "seed" not in stated.refused
+    assert {"seed", "store"} <= (stated.members or frozenset())
 
 
 @pytest.mark.parametrize(
