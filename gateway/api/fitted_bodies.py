@@ -11,7 +11,7 @@ import msgspec
 
 from backends.facts.model_facts import Facts
 from backends.fitting.custom_tools import as_functions
-from backends.fitting.fit import FITTED, Plan, fit, plan
+from backends.fitting.fit import FITTED, Plan, fit, fit_for_translation, plan
 from backends.fitting.target import Author
 from backends.fitting.tools import takes_responses
 from backends.interface import Operation
@@ -121,6 +121,7 @@ class FittedBodies:
         if history is not None:
             bodies.body = history.opened(dict(bodies.body), bodies.told)
         for step in steps:
+            bodies.body = fit_for_translation(dict(bodies.body), step.caller, server.facts, bodies.told)
             bodies.take(_functions(step.caller, step.backend, bodies.body, server.facts))
             bodies.take(step)
         operation = steps[-1].backend

@@ -242,6 +242,7 @@ class InferenceRequest(RequestView):
     dialect_headers: Mapping[str, str] = field(default_factory=dict)  # the caller's, for backends of the same dialect
     cache_groups: Mapping[str, str] = field(default_factory=dict)  # by pool, where it is not that of the key
     translated: Mapping[str, TranslatedBody] = field(default_factory=dict)  # by pool; else the body is sent as it is
+    has_turn_state: bool = False  # `body` has state of turns that is sealed for its makers
     sent_at: float | None = None  # Unix time, by the clock of the client or of a proxy in front
     withheld: tuple[str, ...] = ()  # members of the caller's that no server gets (`backends.engine_members`)
     changes: Mapping[str, tuple[BodyChange, ...]] = field(default_factory=dict)  # of what a pool is sent, by pool

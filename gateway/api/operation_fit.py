@@ -65,7 +65,7 @@ class OperationFit:
     ) -> Callable[[], None] | None:
         """The fit of a request, which may take long; None: every pool gets the body as it is. `written`: the body as
         the caller has sent it."""
-        has_state = self.holds_state(request.operation, written)
+        has_state = request.has_turn_state or self.holds_state(request.operation, written)
         is_native = not self.lacking and all(request.operation in servers.native[pool] for pool in route.pools)
         if is_native and not has_state and not self.concerns(request, route, servers):
             return None

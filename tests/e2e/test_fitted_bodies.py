@@ -538,9 +538,9 @@ async def test_explain_makes_the_checks_of_a_request() -> None:
                 found: Json = await answer.json()
             return found
 
-        refused = await explained(seed=7)
+        refused = await explained(n=2)
         assert [each["reason"] for each in refused["rejected"]] == [
-            "'seed' cannot be expressed in the dialect of the backend"
+            "'n' cannot be expressed in the dialect of the backend"
         ]
         lost = await explained(temperature=0)
         assert lost["left_out"] == {"a": ["temperature"]}

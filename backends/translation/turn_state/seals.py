@@ -56,5 +56,8 @@ def opened(text: Any) -> Opened | None:
     return Opened(text[len(MARK) : begin], state)
 
 
+FOREIGN = sealed("-" * MAKER, None)  # of no maker: left out for every pool
+
+
 def is_seal(text: Any) -> bool:
     return isinstance(text, str) and text.startswith(MARK)

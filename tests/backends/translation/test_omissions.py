@@ -47,6 +47,29 @@ def test_an_empty_label_is_not_noted() -> None:
     assert not dropped.noted
 
 
+HINTS: dict[str, Any] = {"seed": 0, "presence_penalty": 0.5, "frequency_penalty": -1, "prediction": {"type": "content"}}
+
+
+@pytest.mark.parametrize("translation", [CHAT_TO_MESSAGES, CHAT_TO_RESPONSES])
+def test_hints_that_a_dialect_does_not_have_are_left_out_and_noted(translation: Translation) -> None:
+    """The answer is nearly the same: no reason to ask another server. One that says nothing is no loss."""
+    dropped = Omissions()
+    found = translation.request(chat(**HINTS), dropped)
+    assert (sorted(dropped.noted), HINTS.keys() & found.keys()) == (sorted(HINTS), set())
+    dropped = Omissions()
+    translation.request(chat(presence_penalty=0, frequency_penalty=0.0, seed=None), dropped)
+    assert not dropped.noted
+
+
+def test_a_top_k_goes_where_a_chat_has_it() -> None:
+    """As an extension; Responses has none."""
+    body = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}], "top_k": 5}
+    sent, dropped = MESSAGES_TO_CHAT.request(body, Omissions()), Omissions()
+    assert sent["top_k"] == 5
+    CHAT_TO_RESPONSES.request(sent, dropped)
+    assert list(dropped.noted) == ["top_k"]
+
+
 def test_a_dropped_member_is_noted_under_the_name_of_the_configuration() -> None:
     """The label of the metric is the configuration's word: a caller's own members make no series."""
     dropped = Omissions({"seed", "web_search", "tools.strict"})
