@@ -40,11 +40,18 @@ def nothing_known(pool: str) -> Facts:
 @dataclass(frozen=True, slots=True)
 class Servers:
     """The servers of pools. `native`: operations that they speak; `facts`: of the request's model there; `makers`:
-    digests of the account and the model that write their turns. Each by pool."""
+    digests of the account and the model that write their turns. Each by pool. `attributed`: pools whose servers read a
+    client's line at the head of the prompt."""
 
     native: Mapping[str, frozenset[Operation]] = field(default_factory=dict)
     facts: Callable[[str], Facts] = nothing_known
     makers: Mapping[str, str] = field(default_factory=dict)
+    attributed: frozenset[str] = frozenset()
+
+    def of(self, pool: str, spoken: frozenset[Operation], facts: Facts | None = None) -> Server:
+        """`facts`: others than those of the request's model."""
+        known = self.facts(pool) if facts is None else facts
+        return Server(spoken, known, self.makers.get(pool, ""), pool in self.attributed)
 
 
 NO_SERVERS = Servers()
@@ -86,7 +93,7 @@ class OperationFit:
         history has state of makers, which returns to each alone."""
         unfit: dict[str, str] = {}
         made: dict[str, TranslatedBody] = {}
-        known: dict[tuple[Steps, int, str], TranslatedBody | None] = {}
+        known: dict[tuple[Steps, int, str, bool], TranslatedBody | None] = {}
         for pool in route.pools:
             server = self._server(pool, servers, request.caller)
             steps = self.bodies.steps(request, server)
@@ -94,7 +101,7 @@ class OperationFit:
                 unfit[pool] = f"its servers do not serve {request.operation.value}"
                 continue
             try:
-                key = steps, id(server.facts), server.maker
+                key = steps, id(server.facts), server.maker, server.reads_attribution
                 if key not in known:
                     known[key] = self._made(request, steps, route, server, has_state)
                 if (body := known[key]) is not None:
@@ -139,7 +146,7 @@ class OperationFit:
 
     def _server(self, pool: str, servers: Servers, caller: str, without: Operation | None = None) -> Server:
         spoken = self._spoken(pool, servers.native[pool], caller) - {without}
-        return Server(spoken, servers.facts(pool), servers.makers.get(pool, ""))
+        return servers.of(pool, spoken)
 
     def _note(self, found: dict[str, float], caller: str) -> None:
         """Keep the latest two callers: they are enough for all."""
