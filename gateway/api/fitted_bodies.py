@@ -143,6 +143,15 @@ class FittedBodies:
         return known
 
 
+def members_to_fit(operation: Operation, believed: Sequence[Facts], author: Author) -> frozenset[str]:
+    """Members of a body for which servers that speak its dialect may need another one. `believed`: of each pool."""
+    if operation not in FITTED:
+        return frozenset()
+    found = frozenset[str]().union(*(plan(operation, facts, author).members for facts in believed))
+    may_be_custom = operation is Operation.CHAT and not all(facts.custom_tools for facts in believed)
+    return found | {"tools"} if may_be_custom else found
+
+
 def _with_own_state(given: Body, history: TurnHistory, told: Omissions) -> Body:
     """The body with the state of this server alone."""
     body = _decode(encode(given))

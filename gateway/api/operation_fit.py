@@ -21,7 +21,7 @@ from backends.translation.reply_translation import SHAPE_ERRORS
 from backends.translation.translation import UntranslatableError
 from backends.translation.turn_state.history import Recall, TurnHistory, unknown
 from backends.translation.turn_state.seals import MARK_BYTES
-from gateway.api.fitted_bodies import FittedBodies, Server, Steps
+from gateway.api.fitted_bodies import FittedBodies, Server, Steps, members_to_fit
 from gateway.api.inference_request import InferenceRequest, TranslatedBody
 from gateway.strict_json import encode
 from policies.routes.route import Route
@@ -66,6 +66,15 @@ class OperationFit:
     served: set[tuple[str, Operation]] = field(default_factory=set)
     recall: Recall | None = None  # of signatures in answers that have passed untouched; None: nothing is remembered
     bodies: FittedBodies = field(default_factory=FittedBodies)
+
+    def is_plain(self, request: InferenceRequest, members: frozenset[str] | None, written: bytes) -> bool:
+        """True where every pool gets the body as it is. `members`: of the route (`fitted_members`); `written`: the body
+        as the caller has sent it."""
+        if members is None or self.lacking or MARK_BYTES in written or not members.isdisjoint(request.body):
+            return False
+        return (
+            self.recall is None or request.operation not in _SIGNED or not any(map(written.__contains__, _SIGNATURES))
+        )
 
     def work(
         self, request: InferenceRequest, route: Route, servers: Servers, written: bytes
@@ -167,6 +176,14 @@ def _counts(found: Mapping[str, float], caller: str) -> bool:
     now = monotonic()
     recent = [one for one, until in list(found.items()) if now < until]
     return caller in recent or len(recent) >= WITNESSES
+
+
+def fitted_members(operation: Operation, route: Route, servers: Servers) -> frozenset[str] | None:
+    """Members of a body for which a pool of the route may need another one; None: some pool needs another in any case,
+    for it speaks another dialect."""
+    if any(operation not in servers.native[pool] for pool in route.pools):
+        return None
+    return members_to_fit(operation, [servers.facts(pool) for pool in route.pools], _author(route))
 
 
 def _author(route: Route) -> Author:
