@@ -371,6 +371,7 @@ class BackendConfig:
     dp_rank: int | None = None  # data-parallel rank of the server
     prompt_caching: bool = True  # mark what the provider's cache is to hold
     adapters: frozenset[str] = frozenset()  # LoRA adapters, as the servers know them
+    edition: int = 0  # of the facts
     caller_keys: bool = False  # each caller's own key is sent, in place of `api_key`
     api: str = ""  # row of the API's facts; empty: that of the kind
     accepts: Mapping[str, Any] = field(default_factory=dict)  # facts in place of those of the rows
