@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from time import time
 
@@ -20,6 +21,7 @@ from aiohttp import web
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from backends.facts.fact_rows import edition
 from gateway.admin.admin_replies import json_response
 from gateway.api.api_error import ApiError
 from gateway.config.config_errors import ConfigError
@@ -33,21 +35,33 @@ from gateway.tokenize.tokenizers import EncoderError, encoder
 log = logging.getLogger("firsttoken")
 
 
+FACTS = "facts"  # beside the paths of a configuration that have changed
+
+
 class ConfigSource:
     """Source of configurations, to be created before the first read. `load` raises ConfigError."""
 
     def __init__(self, load: Callable[[], Config], files: Sequence[Path] = ()) -> None:
-        self.load, self.watch = load, FileWatch(files)
+        self._load, self.watch = load, FileWatch(files)
+        self._edition = edition()  # of the facts in force
+
+    def load(self) -> Config:
+        """The first configuration."""
+        found = self._load()
+        self._edition = edition()
+        return found
 
     def next(self, before: Config) -> Change:
         """The configuration to replace `before`. Blocks; raises ConfigError."""
         self.watch.begin_read()
-        found = change(before, self.load())
+        found = change(before, self._load())
         try:
             for tokenizer in dict.fromkeys(pool.tokenizer for pool in found.config.pools.values()):
                 encoder(tokenizer)
         except EncoderError as error:
             raise ConfigError([str(error)]) from None
+        if self._edition != edition():
+            self._edition, found = edition(), replace(found, changed=(*found.changed, FACTS))
         return found
 
 

@@ -171,7 +171,7 @@ class CustomCallEvents(EventTranslator):
 
     def _delta(self, choice: Any, written: Json, place: int) -> Json:
         delta = call_delta(written, place)
-        call = self._calls.setdefault(choice, StreamedCalls()).add(delta)
+        call = self._calls.setdefault(choice, StreamedCalls(self._kept)).add(delta)
         if call.name not in self._names:
             return {**written, "index": call.number}
         key = choice, call.number

@@ -14,14 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from msgspec import Raw
 
 from backends.body_changes import BodyChange
 from backends.engine_members import ENGINE_ANY, without_engine_members
-from backends.interface import Backend, Operation
+from backends.interface import Operation
 from backends.translation.translation import Translation
 from gateway.api.api_error import ApiError, bad_request
 from gateway.api.dialects import READERS
@@ -221,6 +221,13 @@ class TranslatedBody:
     maker: str = ""
 
 
+class ReadsAttribution(Protocol):
+    """What says whether servers read the line that a client writes at the head of its prompt."""
+
+    @property
+    def reads_attribution(self) -> bool: ...
+
+
 @dataclass(slots=True, kw_only=True)
 class InferenceRequest(RequestView):
     """A valid request. `body` is forwarded and must not be changed in place; elements of its arrays and members of its
@@ -247,9 +254,9 @@ class InferenceRequest(RequestView):
     withheld: tuple[str, ...] = ()  # members of the caller's that no server gets (`backends.engine_members`)
     changes: Mapping[str, tuple[BodyChange, ...]] = field(default_factory=dict)  # of what a pool is sent, by pool
 
-    def sent_to(self, backend: Backend) -> Mapping[str, Any]:
-        """The body for a backend of the caller's own dialect."""
-        return self.verbatim if self.verbatim is not None and backend.reads_attribution else self.body
+    def sent_to(self, server: ReadsAttribution) -> Mapping[str, Any]:
+        """The body for a server of the caller's own dialect."""
+        return self.verbatim if self.verbatim is not None and server.reads_attribution else self.body
 
 
 def with_model(raw: bytes, model: str) -> bytes:

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from backends.catalog import KINDS, BackendKind
+from backends.facts.fact_rows import edition
 from backends.facts.lookup import LIKE, api_of, model_row, with_overrides
 from backends.facts.model_facts import Facts
 from backends.facts.priors import prior_ttft
@@ -340,6 +341,7 @@ class PoolSection(Section):
             caller_keys=self.caller_keys,
             api=self.api,
             accepts=self.own_facts,
+            edition=edition(),
         )
 
     @cached_property
