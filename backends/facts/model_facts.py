@@ -106,6 +106,7 @@ class Facts:
     empty_texts: bool = True  # texts without a character that is no white space
     reasoning: Reasoning = Reasoning.ANY
     reasoning_member: str = "reasoning_content"
+    thinking_parts: bool = True  # content parts of the type `thinking`, as reasoning of earlier turns
     call_state: str = ""  # path in a tool call of the state that is wanted back with it
     call_state_placeholder: str = ""  # value there that is accepted where the state is not known
     detail_placeholder: Mapping[str, str] = field(default_factory=dict)  # the same, in `reasoning_details`

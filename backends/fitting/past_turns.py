@@ -39,7 +39,9 @@ def wants_history(target: Target) -> bool:
     facts = target.facts
     if facts.unknown_members is UnknownMembers.EVERYWHERE or facts.reasoning is Reasoning.REFUSED:
         return True
-    return target.author is Author.GATEWAY or _is_demanding(target) or _has_placeholder(facts)
+    return (
+        target.author is Author.GATEWAY or _is_demanding(target) or _has_placeholder(facts) or not facts.thinking_parts
+    )
 
 
 def _has_placeholder(facts: Facts) -> bool:
@@ -53,12 +55,15 @@ def _is_demanding(target: Target) -> bool:
 
 def _turn(message: Any, target: Target, told: Omissions) -> Any:
     is_strict = target.facts.unknown_members is UnknownMembers.EVERYWHERE
-    if isinstance(message, Raw) and not is_strict and _MAY_REASON(bytes(message)) is None:
+    has_parts = not target.facts.thinking_parts and _has_thinking(message)
+    if isinstance(message, Raw) and not is_strict and not has_parts and _MAY_REASON(bytes(message)) is None:
         return message
     turn = opened(message)
     if not isinstance(turn, dict):
         return message
     found = _with_reasoning(turn, target, told) if turn.get("role") == "assistant" else turn
+    if has_parts:
+        found = _without_thinking(found, told)
     if is_strict:
         found = _known_alone(found, target, told)
     elif target.facts.unknown_members is UnknownMembers.TOP and _has_extra(found):
@@ -91,6 +96,24 @@ def _returned(turn: Json, target: Target) -> Json:
     if not text and turn.get("tool_calls") and _is_demanding(target):
         text = _PLACEHOLDER
     return {**{name: value for name, value in turn.items() if name not in _TEXTS}, member: text} if text else turn
+
+
+def _has_thinking(message: Any) -> bool:
+    if isinstance(message, Raw):
+        return b'"thinking"' in bytes(message)
+    return any(part.get("type") == "thinking" for part in objects(message.get("content")))
+
+
+def _without_thinking(turn: Json, told: Omissions) -> Json:
+    """A turn without the parts in which another server keeps its reasoning."""
+    content = opened(turn.get("content"))
+    if not isinstance(content, list):
+        return turn
+    kept = [part for part in content if value_at(part, ("type",)) != "thinking"]
+    if len(kept) == len(content):
+        return turn
+    told.leave_out("messages.content.thinking")
+    return {**turn, "content": kept or (None if turn.get("tool_calls") else "")}
 
 
 def refuses_reasoning(target: Target) -> bool:

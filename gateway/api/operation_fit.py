@@ -29,6 +29,7 @@ from policies.routes.route import Route
 LACKING = 60.0  # s until a pool is asked again
 WITNESSES = 2  # callers that find the same, to count for all
 _SIGNED = (Operation.MESSAGES, Operation.COUNT_TOKENS)
+_DETAILS = b'"reasoning_details"'
 _SIGNATURES = b'"signature"', b'"redacted_thinking"'
 _NOTHING_KNOWN = Facts()
 
@@ -93,7 +94,7 @@ class OperationFit:
 
     def holds_state(self, operation: Operation, body: bytes) -> bool:
         """The history has state that a provider has tied to a turn, as far as the gateway knows its maker."""
-        if MARK_BYTES in body:
+        if MARK_BYTES in body or (operation is Operation.CHAT and _DETAILS in body):
             return True
         return self.recall is not None and operation in _SIGNED and any(name in body for name in _SIGNATURES)
 

@@ -295,6 +295,9 @@ def _cache_control(members: Mapping[str, Any]) -> Json:
 
 def _part(part: Mapping[str, Any], dropped: Omissions) -> list[Json]:
     kind = part["type"]
+    if kind == "thinking":  # of another model, without a signature
+        dropped.leave_out("messages.content.thinking")
+        return []
     refuse_others(part, _PARTS.get(kind, part), f"messages.content.{kind}", dropped)
     if kind == "text":
         return [{"type": "text", "text": part["text"]}] if part["text"] else []

@@ -149,6 +149,12 @@ def _read_output_text(part: Members) -> Json:
     return _output_text(part.text("text"))
 
 
+def _leave_out_thinking(part: Members) -> None:
+    """Thinking of another model, which is state of that model alone."""
+    part.rest()
+    part.dropped.leave_out("messages.content.thinking")
+
+
 def _read_image(part: Members) -> Json:
     image = part.object("image_url")
     found = {"type": "input_image", "image_url": image.text("url"), "detail": image.take("detail") or "auto"}
@@ -168,7 +174,11 @@ def _output_text(text: str) -> Json:
 
 
 _TEXTS: Mapping[str, PartReader] = {"text": _read_text}
-_OUTPUT_PARTS: Mapping[str, PartReader] = {"text": _read_output_text, "refusal": read_refusal}
+_OUTPUT_PARTS: Mapping[str, PartReader] = {
+    "text": _read_output_text,
+    "refusal": read_refusal,
+    "thinking": _leave_out_thinking,
+}
 _INPUT_PARTS = {**_TEXTS, "image_url": _read_image, "file": _read_file, "input_audio": read_audio}
 
 

@@ -111,6 +111,9 @@ class TurnHistory:
                 dropped.leave_out("messages.reasoning_details")
                 return None
             return {**detail, member: found.state}
+        if not self._is_native and (detail.get("signature") or detail.get("data")):
+            dropped.leave_out("messages.reasoning_details")  # a chat server's own: a translated answer has sealed ones
+            return None
         return detail
 
     # -- Responses -----------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import pytest
@@ -143,6 +144,17 @@ def test_state_of_calls_of_another_server_is_left_out_for_one_that_judges_a_body
     assert sent["messages"][1]["tool_calls"] == [CALL]
     assert told == ["messages.tool_calls.members"]
     assert messages(facts_of("gemini", "gemini-3.8-flash"), ASKED, turn, RESULT, author=author)[1] == turn
+
+
+@pytest.mark.parametrize("author", Author)
+def test_thinking_among_the_parts_of_a_turn_is_left_out_where_no_server_reads_it(author: Author) -> None:
+    """Mistral keeps its reasoning there."""
+    thought, text = {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}, {"type": "text", "text": "a"}
+    turn: Any = {"role": "assistant", "content": [thought, text]}
+    turn = turn if author is Author.GATEWAY else msgspec.Raw(msgspec.json.encode(turn))  # as a caller's are
+    sent, told = fitted(facts_of("dashscope", "qwen3.8-max"), CHAT, {"messages": [ASKED, turn, ASKED]}, author)
+    assert (sent["messages"][1], told) == ({"role": "assistant", "content": [text]}, ["messages.content.thinking"])
+    assert fitted(facts_of("mistral", "m"), CHAT, {"messages": [ASKED, turn, ASKED]}, author)[1] == []
 
 
 # -- Responses -----------------------------------------------------------------------------------------

@@ -61,6 +61,15 @@ def test_hints_that_a_dialect_does_not_have_are_left_out_and_noted(translation: 
     assert not dropped.noted
 
 
+@pytest.mark.parametrize("translation", [CHAT_TO_MESSAGES, CHAT_TO_RESPONSES])
+def test_thinking_of_another_model_among_the_parts_of_a_turn_is_left_out_and_noted(translation: Translation) -> None:
+    said = {"role": "assistant", "content": [{"type": "thinking", "thinking": []}, {"type": "text", "text": "a"}]}
+    dropped = Omissions()
+    sent = translation.request(chat(ASKED, said, ASKED), dropped)
+    assert "thinking" not in str(sent.get("messages") or sent["input"])
+    assert list(dropped.noted) == ["messages.content.thinking"]
+
+
 def test_a_top_k_goes_where_a_chat_has_it() -> None:
     """As an extension; Responses has none."""
     body = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}], "top_k": 5}

@@ -224,3 +224,17 @@ def test_no_end_is_invented(word: str) -> None:
 )
 def test_a_word_that_begins_as_a_failure_is_one(word: str) -> None:
     assert is_failed(word)
+
+
+def test_state_of_a_chat_server_goes_to_no_server_of_another_dialect() -> None:
+    """Sealed is what a translated answer held: what is not has passed untouched from a server of chat."""
+    signed = {"type": "reasoning.text", "text": "hm", "signature": "zz"}
+    plain = {"type": "reasoning.summary", "summary": "hm"}
+    body = {"messages": [{"role": "assistant", "content": "a", "reasoning_details": [signed, plain]}]}
+    dropped = Omissions()
+    opened = TurnHistory("m", Operation.CHAT, is_native=False).opened(body, dropped)
+    assert (opened["messages"][0]["reasoning_details"], list(dropped.noted)) == (
+        [plain],
+        ["messages.reasoning_details"],
+    )
+    assert TurnHistory("m", Operation.CHAT, is_native=True).opened(body, Omissions()) == body
