@@ -42,26 +42,20 @@ class ConfigSource:
     """Source of configurations, to be created before the first read. `load` raises ConfigError."""
 
     def __init__(self, load: Callable[[], Config], files: Sequence[Path] = ()) -> None:
-        self._load, self.watch = load, FileWatch(files)
-        self._edition = edition()  # of the facts in force
-
-    def load(self) -> Config:
-        """The first configuration."""
-        found = self._load()
-        self._edition = edition()
-        return found
+        self.load, self.watch = load, FileWatch(files)
+        self.edition = 0  # of the facts in force, beside the configuration
 
     def next(self, before: Config) -> Change:
         """The configuration to replace `before`. Blocks; raises ConfigError."""
         self.watch.begin_read()
-        found = change(before, self._load())
+        found = change(before, self.load())
         try:
             for tokenizer in dict.fromkeys(pool.tokenizer for pool in found.config.pools.values()):
                 encoder(tokenizer)
         except EncoderError as error:
             raise ConfigError([str(error)]) from None
-        if self._edition != edition():
-            self._edition, found = edition(), replace(found, changed=(*found.changed, FACTS))
+        if self.edition != edition():
+            self.edition, found = edition(), replace(found, changed=(*found.changed, FACTS))
         return found
 
 
@@ -102,6 +96,7 @@ class Reloader:
         self.config = config
         self.counts = ReloadCounts()
         self._source = source
+        source.edition = edition()
         self._apply = apply
         self._without: Sequence[str] = ()  # processes that have not applied the configuration in force
         self._lock = asyncio.Lock()

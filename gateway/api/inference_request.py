@@ -222,7 +222,7 @@ class TranslatedBody:
 
 
 class ReadsAttribution(Protocol):
-    """What says whether servers read the line that a client writes at the head of its prompt."""
+    """Servers, by whether they read the line that a client writes at the head of its prompt."""
 
     @property
     def reads_attribution(self) -> bool: ...

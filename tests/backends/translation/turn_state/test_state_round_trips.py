@@ -19,7 +19,7 @@ from backends.translation.reply_translation import AnswerTranslation
 from backends.translation.translation import AnswerContext, sse
 from backends.translation.turn_state.call_ids import PLAIN, CallIds, plain_id
 from backends.translation.turn_state.history import TurnHistory
-from backends.translation.turn_state.seals import is_seal, maker_of, opened, sealed
+from backends.translation.turn_state.seals import Opener, is_seal, maker_of, sealed
 
 Json = dict[str, Any]
 OWN, OTHER = maker_of("key", "m"), maker_of("key", "n")
@@ -150,7 +150,7 @@ def next_request(answer: Json, caller: Operation) -> Json:
 def test_a_seal_opens_to_what_was_sealed(state: Any) -> None:
     """Its letters fit the narrowest member, the id of a call in Messages."""
     text = sealed(OWN, state)
-    found = opened(text)
+    found = Opener().opened(text)
     assert found is not None
     assert (found.maker, json.dumps(found.state)) == (OWN, json.dumps(state))
     assert is_seal(text)
