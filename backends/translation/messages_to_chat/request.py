@@ -290,7 +290,7 @@ class _Thought:
 
 def _providers(block: Mapping[str, Any], dropped: Omissions) -> list[Json]:
     """A block of a provider's own tool as a text."""
-    if dropped.drop(f"messages.content.{block['type']}") or not (text := as_text(block)):
+    if dropped.drop_known(f"messages.content.{block['type']}") or not (text := as_text(block)):
         return []
     return [{"type": "text", "text": text}]
 

@@ -6,8 +6,15 @@ from typing import Any
 
 import pytest
 
+from backends.interface import Operation
 from backends.translation.omissions import Omissions
-from backends.translation.registry import CHAT_TO_MESSAGES, CHAT_TO_RESPONSES, MESSAGES_TO_CHAT, RESPONSES_TO_CHAT
+from backends.translation.registry import (
+    CHAT_TO_MESSAGES,
+    CHAT_TO_RESPONSES,
+    MESSAGES_TO_CHAT,
+    RESPONSES_TO_CHAT,
+    as_chat,
+)
 from backends.translation.translation import Translation
 
 ASKED = {"role": "user", "content": "hi"}
@@ -102,3 +109,15 @@ def test_a_caller_cannot_fill_the_header() -> None:
         assert dropped.drop(f"tools.{number}{'x' * 1000}.search")
     assert len(", ".join(dropped.noted)) < 2200
     assert set(dropped.noted.values()) == {"search"}
+
+
+def test_a_prompt_is_counted_with_all_that_another_dialect_has_a_form_for() -> None:
+    """Tools of a namespace and blocks of a provider's own tools are part of the prompt that a server gets."""
+    function = {"type": "function", "name": "search", "description": "Finds pages.", "parameters": {"type": "object"}}
+    tools = [{"type": "namespace", "name": "web", "description": "of a server", "tools": [function]}]
+    counted = as_chat(Operation.RESPONSES, {"model": "m", "input": "hi", "tools": tools, "truncation": "auto"})
+    assert [tool["function"]["name"] for tool in counted["tools"]] == ["web__search"]
+    block = {"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {"query": "ferries"}}
+    turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": [block]}]
+    found = as_chat(Operation.MESSAGES, {"model": "m", "max_tokens": 9, "messages": turns})
+    assert "ferries" in str(found["messages"])
