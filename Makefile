@@ -10,7 +10,7 @@ AUDIT := .cache/audit-venv
 IMAGE := .cache/image-venv
 VLLM := $(or $(FIRSTTOKEN_VLLM_VENV),.cache/vllm-venv)
 
-.PHONY: help setup demo test lint bench chaos fuzz soak dashboards clients browser importing vllm envoy chart chart-write wheel lock audit clean
+.PHONY: help setup demo test lint bench field chaos fuzz soak dashboards clients browser importing vllm envoy chart chart-write wheel lock audit clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +35,9 @@ bench: $(DEV) ## compare with nginx, three routers in Rust, LiteLLM and the last
 	@$(BIN)/python -m benchmarks.suite --write $(BENCH_ARGS)
 	@$(BIN)/python -m benchmarks.truth
 	@$(BIN)/python -m benchmarks.mixed
+
+field: $(DEV) ## 2,000 conversations of ten clients before fakes of 17 APIs that verify (ARGS="--conversations 200")
+	@$(BIN)/python -m tests.programs.field $(ARGS)
 
 chaos: $(DEV) ## run the catalogue of faults and write docs/reliability.md (ARGS="--only 2-4 --quick")
 	@$(BIN)/python -m tests.programs.chaos --page docs/reliability.md $(ARGS)

@@ -193,6 +193,7 @@ class ReplyFacts:
     service_tier: Any = None
     finish_reasons: dict[int, Any] = field(default_factory=dict)  # by choice
     signatures: list[str] = field(default_factory=list)  # of thinking in a message, which only its maker accepts
+    signed: int = 0  # characters of these
 
 
 class Tap(Protocol):
@@ -370,6 +371,7 @@ class BackendConfig:
     dp_rank: int | None = None  # data-parallel rank of the server
     prompt_caching: bool = True  # mark what the provider's cache is to hold
     adapters: frozenset[str] = frozenset()  # LoRA adapters, as the servers know them
+    edition: int = 0  # of the facts
     caller_keys: bool = False  # each caller's own key is sent, in place of `api_key`
     api: str = ""  # row of the API's facts; empty: that of the kind
     accepts: Mapping[str, Any] = field(default_factory=dict)  # facts in place of those of the rows

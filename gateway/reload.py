@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from time import time
@@ -21,6 +22,7 @@ from aiohttp import web
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from backends.facts.fact_rows import edition
 from gateway.admin.admin_replies import json_response
 from gateway.api.api_error import ApiError
 from gateway.config.config_errors import ConfigError
@@ -35,11 +37,15 @@ from gateway.tokenize.tokenizers import EncoderError, encoder
 log = logging.getLogger("firsttoken")
 
 
+FACTS = "facts"  # beside the paths of a configuration that have changed
+
+
 class ConfigSource:
     """Source of configurations, to be created before the first read. `load` raises ConfigError."""
 
     def __init__(self, load: Callable[[], Config], files: Sequence[Path] = ()) -> None:
         self.load, self.watch = load, FileWatch(files)
+        self.edition = 0  # of the facts in force, beside the configuration
 
     def next(self, before: Config) -> Change:
         """The configuration to replace `before`. Blocks; raises ConfigError."""
@@ -50,6 +56,8 @@ class ConfigSource:
                 encoder(tokenizer)
         except EncoderError as error:
             raise ConfigError([str(error)]) from None
+        if self.edition != edition():
+            self.edition, found = edition(), replace(found, changed=(*found.changed, FACTS))
         return found
 
 
@@ -90,6 +98,7 @@ class Reloader:
         self.config = config
         self.counts = ReloadCounts()
         self._source = source
+        source.edition = edition()
         self._apply = apply
         self._without: Sequence[str] = ()  # processes that have not applied the configuration in force
         self._day = today()

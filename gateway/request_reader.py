@@ -50,9 +50,11 @@ class RequestReader:
 
     async def estimate(self, ask: Ask) -> None:
         """Translate the body for pools of other dialects; estimate the prompt for every pool."""
-        request, route, runtime = ask.request, ask.plan.route, ask.runtime
-        if (work := self.operations.work(request, route, runtime.servers(ask.named.model), ask.http.body)) is not None:
-            await self.decider.off_loop(request.size, work)
+        request, route, runtime, model = ask.request, ask.plan.route, ask.runtime, ask.named.model
+        if model or not self.operations.is_plain(request, ask.plan.fitted, ask.http.body):
+            work = self.operations.work(request, route, runtime.servers(model), ask.http.body)
+            if work is not None:
+                await self.decider.off_loop(request.size, work)
         for fit in ask.plan.fit:
             fit(ask)
         ask.estimate = await self.decider.estimate(request, route, ask.tenant)

@@ -80,6 +80,7 @@ class Runtime:
     dialects: Mapping[str, Backend]  # one backend of each pool
     operations: Mapping[str, frozenset[Operation]]  # spoken natively, by pool
     makers: Mapping[str, str]  # digests of the account and the model that write the turns of a pool
+    attributed: frozenset[str]  # pools whose servers read a client's line at the head of the prompt
     connections: Mapping[UpstreamAddress, ConnectionPool]
     coalescer: WriteCoalescer
 
@@ -89,7 +90,7 @@ class Runtime:
 
     def servers(self, model: str = "") -> Servers:
         """The servers of all pools for a request. `model`: as the caller names it; empty: each pool's own."""
-        return Servers(self.operations, partial(self._facts, model), self.makers)
+        return Servers(self.operations, partial(self._facts, model), self.makers, self.attributed)
 
     def _facts(self, model: str, pool: str) -> Facts:
         return self.dialects[pool].facts(model or self.config.pools[pool].model)
@@ -149,6 +150,7 @@ def build_runtime(config: Config, before: Runtime | None = None) -> Runtime:
     """Reuses unchanged connections and backends of `before`."""
     routes = routes_of(config)
     backends = _backends(config, {} if before is None else before.backends)
+    dialects = _dialects(config, backends)
     coalescer = WriteCoalescer() if before is None else before.coalescer
     known = {} if before is None else before.connections
     addresses = upstream_addresses(config)
@@ -169,9 +171,10 @@ def build_runtime(config: Config, before: Runtime | None = None) -> Runtime:
         upstreams=_upstreams(config, by_endpoint, backends),
         wanted_headers=routes.wanted_headers(),
         backends=backends,
-        dialects=_dialects(config, backends),
+        dialects=dialects,
         operations=operations,
         makers={name: _maker(section) for name, section in config.pools.items()},
+        attributed=frozenset(name for name, backend in dialects.items() if backend.reads_attribution),
         connections=connections,
         coalescer=coalescer,
     )

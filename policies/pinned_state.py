@@ -1,4 +1,5 @@
-"""State that an endpoint keeps for a request (an earlier response): no other endpoint can serve it."""
+"""State that an endpoint keeps for a request (an earlier response): no other endpoint can serve it. State that other
+pools do without (encrypted reasoning) is read by one endpoint of its pool."""
 
 from __future__ import annotations
 
@@ -11,5 +12,7 @@ _ELSEWHERE = RejectionKind.PINNED_ELSEWHERE, "the state of the request is at ano
 def has_its_state(
     request: RequestView, prompt: PoolEstimate, endpoint: Endpoint, load: Load, now: float
 ) -> Refused | None:
-    """For pinned requests."""
-    return None if endpoint.id == request.pinned else _ELSEWHERE
+    """For requests with state."""
+    if request.pinned and endpoint.id != request.pinned:
+        return _ELSEWHERE
+    return None if request.readers.get(endpoint.pool, endpoint.id) == endpoint.id else _ELSEWHERE

@@ -212,6 +212,8 @@ class RequestView:
     reasoning_effort: str = ""  # as the caller asked (`policies.routes.when`); empty: it named none
     headers: Mapping[str, str] = field(default_factory=dict)  # lower-case names; only headers in a `when`
     pinned: str = ""  # id of the endpoint that holds state of this request; empty: any endpoint may serve it
+    # By pool: the endpoint that alone reads state of its own in this request; other pools go without that state.
+    readers: Mapping[str, str] = field(default_factory=dict)
     session: str = ""
     unfit: Mapping[str, str] = field(default_factory=dict)  # pools that cannot serve the request, with the reason
     ttft_budget: float | None = None  # s, asked for by the caller; bounded by the route

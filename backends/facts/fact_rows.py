@@ -156,8 +156,10 @@ def is_refreshed(file: str) -> bool:
 
 def put_in_place(documents: Mapping[str, Document]) -> bool:
     """Files that are read in place of shipped ones, by name; any other is the shipped one. True: some rows changed."""
+    global _edition
     if _in_place == documents:
         return False
+    _edition += 1
     _in_place.clear()
     _in_place.update(documents)
     for function in (families, apis, prior_rules, tier_rules, schema_rules):
@@ -166,6 +168,12 @@ def put_in_place(documents: Mapping[str, Document]) -> bool:
 
 
 _in_place: dict[str, Document] = {}
+_edition = 0
+
+
+def edition() -> int:
+    """Another number whenever rows have changed: what was made of facts by another one is old."""
+    return _edition
 
 
 def in_use(file: str) -> Document:

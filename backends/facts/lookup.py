@@ -130,6 +130,8 @@ def with_overrides(facts: Facts, overrides: Mapping[str, Any]) -> Facts:
             raise ValueError(f"accepts.{name}: write yes or no")
         else:
             (refused.discard if value else refused.add)(name)
+            if value and facts.members is not None and "." not in name:
+                changes["members"] = changes.get("members", facts.members) | {name}
             if value and name in facts.sampling_members and facts.sampling is not Sampling.FREE:
                 changes["sampling"] = Sampling.FREE
     return replace(facts, **{"refused": frozenset(refused), **changes})

@@ -69,6 +69,7 @@ class Facts:
     """Of a model at an API. Paths are those of the body as sent, without indices: `messages.reasoning_content`."""
 
     refused: frozenset[str] = frozenset()  # paths of members that can be left out and that the server refuses
+    members: frozenset[str] | None = None  # of a chat's body, that are known; None: all are taken
     renamed: Mapping[str, str] = field(default_factory=dict)  # members by their other names
     limit: str = ""  # the member that limits a chat's output; empty: as the caller has named it
     efforts: tuple[str, ...] | None = None  # in chat completions and Messages, in order; None: not known
@@ -97,6 +98,7 @@ class Facts:
     strict_schema: str = ""  # the same, of `response_format` and of tools that are `strict`
     json_object: bool = True  # `response_format: json_object`
     json_schema: bool = True
+    json_thinking: bool = True  # answers of these forms while the model thinks
     developer: bool = True  # knows the role `developer`
     system: System = System.ANYWHERE
     prefill: bool = True  # the last message may be the assistant's
@@ -104,8 +106,10 @@ class Facts:
     empty_texts: bool = True  # texts without a character that is no white space
     reasoning: Reasoning = Reasoning.ANY
     reasoning_member: str = "reasoning_content"
+    thinking_parts: bool = True  # content parts of the type `thinking`, as reasoning of earlier turns
     call_state: str = ""  # path in a tool call of the state that is wanted back with it
     call_state_placeholder: str = ""  # value there that is accepted where the state is not known
+    detail_placeholder: Mapping[str, str] = field(default_factory=dict)  # the same, in `reasoning_details`
     bound_to: str = ""  # what a block of thinking is bound to: "", prefix, prefix+account
     stops: int | None = None  # most sequences of `stop`; 0: refused
     stop_bytes: int | None = None  # of a sequence

@@ -37,6 +37,7 @@ _PARAMETERS = {
     "required": [INPUT],
     "additionalProperties": False,
 }
+_OF_FUNCTIONS = frozenset({"index", "id", "type", "function"})  # other members of a call are state
 _encode = msgspec.json.Encoder().encode
 
 
@@ -170,11 +171,12 @@ class CustomCallEvents(EventTranslator):
 
     def _delta(self, choice: Any, written: Json, place: int) -> Json:
         delta = call_delta(written, place)
-        call = self._calls.setdefault(choice, StreamedCalls()).add(delta)
+        call = self._calls.setdefault(choice, StreamedCalls(self._kept)).add(delta)
         if call.name not in self._names:
             return {**written, "index": call.number}
         key = choice, call.number
-        found: Json = {"index": call.number}
+        found: Json = {name: value for name, value in written.items() if name not in _OF_FUNCTIONS}
+        found["index"] = call.number
         if key not in self._inputs:
             self._inputs[key] = InputText(self._kept.take)
             found |= {"id": call.identity, "type": "custom"}

@@ -28,10 +28,10 @@ from backends.fitting.hints import (
 )
 from backends.fitting.media_limits import fit_media
 from backends.fitting.member_paths import Json
-from backends.fitting.members import fit_members, fit_names_of_members
+from backends.fitting.members import fit_known_members, fit_members, fit_names_of_members, unknown_members
 from backends.fitting.names import fit_ids, fit_names, names_in_the_way
 from backends.fitting.names_in_answers import names_back
-from backends.fitting.past_turns import fit_history, wants_history
+from backends.fitting.past_turns import fit_history, fit_reasoning_items, refuses_reasoning, wants_history
 from backends.fitting.roles import fit_items, fit_roles, fit_texts, fit_turns, fit_user_turn, results_after_calls
 from backends.fitting.sampling import fit_sampling
 from backends.fitting.schemas import fit_form, fit_schemas
@@ -78,6 +78,7 @@ def _always(target: Target) -> bool:
 def _wants_thinking(target: Target) -> bool:
     facts = target.facts
     known = efforts_of(target) is not None or facts.thinking_off != "any" or facts.forced_tools is not Forced.OK
+    known = known or not facts.json_thinking
     return known or facts.thinking is not None
 
 
@@ -107,20 +108,23 @@ def schema_rules_of(name: str) -> SchemaRules:
 
 
 _SAMPLING = "temperature top_p top_k logprobs top_logprobs presence_penalty frequency_penalty"
+_THINKING = "reasoning_effort reasoning thinking output_config tool_choice response_format"
 _ROWS = (
     _row(fit_names_of_members, "", _differs("renamed"), is_mending=True),
     _row(fit_limit, " ".join(LIMITS), _differs("limit"), _CHAT, is_mending=True),
     _row(fit_members, "", _differs("refused"), is_mending=True),
+    _row(fit_known_members, "", _differs("members"), _CHAT, is_mending=True),
     _row(fit_history, "messages", wants_history, _CHAT, is_mending=True),
     _row(fit_roles, "messages", _wants_roles, _CHAT, is_mending=True),
     _row(fit_user_turn, "messages", _differs("user_turn"), _CHAT),
     _row(fit_items, "input", _differs("developer"), _RESPONSES, is_mending=True),
+    _row(fit_reasoning_items, "input", refuses_reasoning, _RESPONSES, is_mending=True),
     _row(results_after_calls, "messages", _always, _CHAT, of_gateway=True),
     _row(fit_texts, "messages", _differs("empty_texts"), _MESSAGES, is_mending=True),
     _row(fit_turns, "messages", _differs("system", "prefill"), _MESSAGES),
     _row(fit_tools, "tools", _differs("most_tools", "tools", "tool_choices")),
     _row(fit_parallel, "parallel_tool_calls", _differs("parallel_tool_calls")),
-    _row(fit_thinking, "reasoning_effort reasoning thinking output_config tool_choice", _wants_thinking),
+    _row(fit_thinking, _THINKING, _wants_thinking),
     _row(fit_sampling, _SAMPLING, _differs("sampling", "temperature")),
     _row(fit_top_logprobs, "top_logprobs", _differs("top_logprobs")),
     _row(fit_form, "response_format output_config text", _differs("json_schema", "json_object")),
@@ -163,6 +167,8 @@ def plan(operation: Operation, facts: Facts, author: Author) -> Plan:
     members = frozenset[str]().union(*(row.members for row in rows))
     if any(row.rule is fit_members for row in rows):
         members |= {name.partition(".")[0] for name in facts.refused}
+    if any(row.rule is fit_known_members for row in rows):
+        members |= unknown_members(facts.members or frozenset())
     if any(row.rule is fit_names_of_members for row in rows):
         members |= facts.renamed.keys()
     return Plan(target, tuple(row.rule for row in rows), members)
@@ -172,6 +178,12 @@ def _holds_for(row: _Row, author: Author) -> bool:
     if row.of_gateway:
         return author is Author.GATEWAY
     return row.is_mending or author is not Author.KNOWING
+
+
+def fit_for_translation(body: Json, operation: Operation, facts: Facts, told: Omissions) -> Json:
+    """A body without what the model refuses, and the dialect that it goes to may not express: a refusal of it by name
+    would keep the request from a server that answers it as well."""
+    return fit_stops(body, Target(operation, facts), told)
 
 
 def fit(body: Mapping[str, Any], plan: Plan, told: Omissions) -> Fitted:

@@ -1,6 +1,7 @@
-"""Members that a server is known to refuse: left out wherever they stand, and told.
+"""Members that a server is known to refuse, or not to know: left out wherever they stand, and told.
 
-Without tools, a schema or a forced call an answer is another answer: a server that refuses these is not asked.
+- Without tools, a schema or a forced call an answer is another answer: a server that refuses these is not asked.
+- A member that no row and no dialect has may be newer than both: the server judges it.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from backends.fitting.member_paths import ABSENT, Absent, Json, altered, opened, path_of
+from backends.fitting.member_paths import ABSENT, Absent, Json, altered, opened, path_of, without
 from backends.fitting.target import Author, Target
 from backends.fitting.thinking import is_forced
 from backends.translation.omissions import Omissions
@@ -16,6 +17,15 @@ from backends.translation.request_members import refuse
 
 _NEEDED = frozenset({"model", "messages", "input", "system", "instructions", "stream", "store", "messages.content"})
 _MEANT = frozenset({"tools", "response_format", "response_format.json_schema", "text.format", "output_config.format"})
+# Of a chat: members of the dialect and of engines without which the answer is nearly the same.
+HINTS = frozenset(
+    "store metadata service_tier logit_bias verbosity prediction user safety_identifier prompt_cache_key "
+    "prompt_cache_retention prompt_cache_options moderation stream_options seed top_k top_a min_p typical_p "
+    "repetition_penalty presence_penalty frequency_penalty parallel_tool_calls thinking enable_thinking "
+    "thinking_budget chat_template_kwargs reasoning reasoning_effort".split()
+)
+_MEANT_OF_CHAT = frozenset({"audio", "functions", "web_search_options"})
+_SAYS_NOTHING = {"store": False, "verbosity": "medium", "service_tier": "auto"}
 _NOTHING: tuple[Any, ...] = (None, "", [], {})
 _path = lru_cache(1024)(path_of)
 
@@ -50,6 +60,26 @@ def _is_meant(body: Json, name: str) -> bool:
     if name == "response_format" and opened(opened(body[name]).get("type")) == "text":
         return False
     return name in _MEANT or (name == "tool_choice" and is_forced(body))
+
+
+def unknown_members(known: frozenset[str]) -> frozenset[str]:
+    """Members of a chat that a server without them refuses, and that can be left out or refused by name."""
+    return (HINTS | _MEANT_OF_CHAT) - known
+
+
+def fit_known_members(body: Json, target: Target, told: Omissions) -> Json:
+    """Of a chat, for a server that refuses what it does not know."""
+    found = body
+    for name in sorted(unknown_members(target.facts.members or frozenset()) & body.keys()):
+        if name in HINTS:
+            if body[name] not in _NOTHING and _SAYS_NOTHING.get(name, body) != body[name]:
+                told.leave_out(name)
+        elif target.author is Author.KNOWING:
+            continue
+        else:
+            refuse(name, told, "the server does not know it")
+        found = without(found, name)
+    return found
 
 
 def fit_names_of_members(body: Json, target: Target, told: Omissions) -> Json:

@@ -1,4 +1,4 @@
-"""Earlier turns of a chat: the members that the server knows, and the reasoning that it wants back or refuses.
+"""Earlier turns: the members of a chat's that the server knows, and the reasoning that it wants back or refuses.
 
 Undecoded messages are decoded only where they may hold such a member.
 """
@@ -11,13 +11,14 @@ from typing import Any
 
 from msgspec import Raw
 
-from backends.facts.model_facts import Reasoning, UnknownMembers
-from backends.fitting.member_paths import Json, opened, path_of, put, value_at
+from backends.facts.model_facts import Facts, Reasoning, UnknownMembers
+from backends.fitting.member_paths import Json, objects, opened, path_of, put, value_at
 from backends.fitting.target import Author, Target
 from backends.translation.omissions import Omissions
 
 _TEXTS = ("reasoning_content", "reasoning")
-_REASONING = (*_TEXTS, "reasoning_details")
+_DETAILS = "reasoning_details"
+_REASONING = (*_TEXTS, _DETAILS)
 _MAY_REASON = re.compile(rb'"(?:reasoning(?:_content|_details)?|tool_calls)"').search
 _KNOWN = frozenset(("role", "content", "name", "tool_calls", "tool_call_id", "prefix"))
 _KNOWN_OF_CALL = frozenset(("id", "type", "function", "custom", "index"))
@@ -38,7 +39,13 @@ def wants_history(target: Target) -> bool:
     facts = target.facts
     if facts.unknown_members is UnknownMembers.EVERYWHERE or facts.reasoning is Reasoning.REFUSED:
         return True
-    return target.author is Author.GATEWAY or _is_demanding(target) or bool(facts.call_state_placeholder)
+    return (
+        target.author is Author.GATEWAY or _is_demanding(target) or _has_placeholder(facts) or not facts.thinking_parts
+    )
+
+
+def _has_placeholder(facts: Facts) -> bool:
+    return bool(facts.call_state_placeholder) or (bool(facts.detail_placeholder) and facts.reasoning_member == _DETAILS)
 
 
 def _is_demanding(target: Target) -> bool:
@@ -48,14 +55,19 @@ def _is_demanding(target: Target) -> bool:
 
 def _turn(message: Any, target: Target, told: Omissions) -> Any:
     is_strict = target.facts.unknown_members is UnknownMembers.EVERYWHERE
-    if isinstance(message, Raw) and not is_strict and _MAY_REASON(bytes(message)) is None:
+    has_parts = not target.facts.thinking_parts and _has_thinking(message)
+    if isinstance(message, Raw) and not is_strict and not has_parts and _MAY_REASON(bytes(message)) is None:
         return message
     turn = opened(message)
     if not isinstance(turn, dict):
         return message
     found = _with_reasoning(turn, target, told) if turn.get("role") == "assistant" else turn
+    if has_parts:
+        found = _without_thinking(found, told)
     if is_strict:
         found = _known_alone(found, target, told)
+    elif target.facts.unknown_members is UnknownMembers.TOP and _has_extra(found):
+        found = _known_calls(found, target, told)
     found = _with_call_state(found, target)
     return message if found is turn else found
 
@@ -86,6 +98,51 @@ def _returned(turn: Json, target: Target) -> Json:
     return {**{name: value for name, value in turn.items() if name not in _TEXTS}, member: text} if text else turn
 
 
+def _has_thinking(message: Any) -> bool:
+    if isinstance(message, Raw):
+        return b'"thinking"' in bytes(message)
+    return any(part.get("type") == "thinking" for part in objects(message.get("content")))
+
+
+def _without_thinking(turn: Json, told: Omissions) -> Json:
+    """A turn without the parts in which another server keeps its reasoning."""
+    content = opened(turn.get("content"))
+    if not isinstance(content, list):
+        return turn
+    kept = [part for part in content if value_at(part, ("type",)) != "thinking"]
+    if len(kept) == len(content):
+        return turn
+    told.leave_out("messages.content.thinking")
+    return {**turn, "content": kept or (None if turn.get("tool_calls") else "")}
+
+
+def refuses_reasoning(target: Target) -> bool:
+    reasoning = target.facts.reasoning
+    return reasoning is Reasoning.REFUSED or (reasoning is Reasoning.ANY and target.author is Author.GATEWAY)
+
+
+def fit_reasoning_items(body: Json, target: Target, told: Omissions) -> Json:
+    """Of Responses, for a server that reads its own reasoning alone: encrypted, or kept by the server under an id."""
+    items = body.get("input")
+    if not isinstance(items, list):
+        return body
+    is_kept = target.author is not Author.GATEWAY and body.get("store") is not False
+    found = [item for item in items if not _is_foreign(item, is_kept)]
+    if len(found) == len(items):
+        return body
+    told.leave_out("input.reasoning")
+    return {**body, "input": found}
+
+
+def _is_foreign(item: Any, is_kept: bool) -> bool:
+    if isinstance(item, Raw) and b'"reasoning"' not in bytes(item):
+        return False
+    item = opened(item)
+    if not isinstance(item, Mapping) or item.get("type") != "reasoning" or item.get("encrypted_content"):
+        return False
+    return bool(opened(item.get("content"))) or not (is_kept and item.get("id"))
+
+
 # -- state of calls ------------------------------------------------------------------------------------
 
 
@@ -94,9 +151,20 @@ def _with_call_state(turn: Json, target: Target) -> Json:
     turn has state: the first."""
     placeholder, path = target.facts.call_state_placeholder, path_of(target.facts.call_state)
     calls = turn.get("tool_calls")
+    if calls and _has_placeholder(target.facts) and not placeholder:
+        return _with_detail(turn, target.facts.detail_placeholder)
     if not placeholder or not calls or any(value_at(call, path) for call in calls):
         return turn
     return {**turn, "tool_calls": [put(dict(calls[0]), path, placeholder), *calls[1:]]}
+
+
+def _with_detail(turn: Json, placeholder: Mapping[str, str]) -> Json:
+    """The same where such state is a detail of the reasoning."""
+    details = objects(turn.get(_DETAILS))
+    if any(detail.get("data") or detail.get("signature") for detail in details):
+        return turn
+    first = opened(turn["tool_calls"][0])
+    return {**turn, _DETAILS: [*details, {**placeholder, "id": first.get("id"), "index": len(details)}]}
 
 
 # -- members that the dialect has and the server has not ------------------------------------------------
@@ -136,6 +204,11 @@ def _known_calls(turn: Json, target: Target, told: Omissions) -> Json:
         return turn
     told.leave_out("messages.tool_calls.members")
     return {**turn, "tool_calls": [_only(call, known) for call in calls]}
+
+
+def _has_extra(turn: Json) -> bool:
+    """Calls have state of a server that keeps it there."""
+    return any("extra_content" in call for call in objects(turn.get("tool_calls")))
 
 
 def _only(call: Any, known: frozenset[str]) -> Any:

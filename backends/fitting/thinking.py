@@ -3,7 +3,8 @@
 - An effort that the model lacks is the nearest that it has, the higher of two as near: no answer is worse than asked.
 - Thinking that cannot be switched off is the lowest effort.
 - A budget of thinking becomes an effort where the model thinks by efforts alone, and the reverse.
-- A forced tool call beside thinking, where the model refuses that: the call counts, and thinking is switched off.
+- A forced tool call beside thinking, where the model refuses that: the call counts, and thinking is switched off. So it
+  is beside an answer in JSON, where the model has one or the other.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def fit_thinking(body: Json, target: Target, told: Omissions) -> Json:
     if target.operation is Operation.MESSAGES:
         body = _fit_types(body, target, told)
     body = _fit_effort(body, target, told)
-    return _beside_forced_tools(body, target, told)
+    return _beside_json(_beside_forced_tools(body, target, told), target, told)
 
 
 # -- chat completions and Responses, and the effort of Messages ---------------------------------------
@@ -186,6 +187,14 @@ def _beside_forced_tools(body: Json, target: Target, told: Omissions) -> Json:
         return _switched_off(body, target, told) if is_thinking(body, target) else body
     refuse("tool_choice", told, "the model takes no forced tool calls")
     return without(body, "tool_choice")
+
+
+def _beside_json(body: Json, target: Target, told: Omissions) -> Json:
+    """The form of an answer is meant, thinking is not: of the two the form stays."""
+    if target.facts.json_thinking or target.operation is not Operation.CHAT or not is_thinking(body, target):
+        return body
+    kind = value_at(body, ("response_format", "type"))
+    return body if kind in (None, "text") or not _can_be_off(target) else _switched_off(body, target, told)
 
 
 def _can_be_off(target: Target) -> bool:

@@ -28,6 +28,7 @@ from backends.stream.event_shapes import MessageEventShape, ResponseEventShape, 
 from backends.stream.sse import ServerSentEvent
 from backends.stream.taps import BodyTap, StreamTap, count_or, decode_as
 
+MOST_SIGNED = 1 << 20  # characters of the signatures of an answer: each has a few hundred to some thousand
 _TEXTS = frozenset({"text", "thinking", "redacted_thinking"})  # blocks without a name or result
 
 
@@ -53,7 +54,7 @@ class MessagesTap(StreamTap):
         if event.type == "content_block_delta":
             self._read_part(delta)
             if "signature" in delta:
-                self.facts.signatures += signatures_of([delta])
+                note_signatures(self.facts, [delta])
         elif event.type == "content_block_start" and isinstance(event.content_block, dict):
             self._read_block(event.content_block)
         elif event.type == "message_start" and isinstance(event.message, dict):
@@ -79,7 +80,7 @@ class MessagesTap(StreamTap):
     def _read_block(self, block: Mapping[str, Any]) -> None:
         if str(block.get("type")) in _TEXTS:
             self._read_part(block)
-            self.facts.signatures += signatures_of([block])
+            note_signatures(self.facts, [block])
         else:
             self._note_output(bool(block.get("name") or block.get("content")), False)
 
@@ -97,11 +98,18 @@ class MessagesBodyTap(BodyTap):
 
     def _read_facts(self, body: WholeShape) -> None:
         super()._read_facts(body)
-        self.facts.signatures = signatures_of(body.content)
+        note_signatures(self.facts, body.content)
 
 
-def signatures_of(blocks: Any) -> list[str]:
-    """Signatures and ciphers of the thinking in a message's content."""
+def note_signatures(facts: ReplyFacts, blocks: Any) -> None:
+    """Note signatures and ciphers of the thinking in a message's content, as many as MOST_SIGNED holds."""
+    for signature in _signatures_of(blocks):
+        if facts.signed + len(signature) <= MOST_SIGNED:
+            facts.signed += len(signature)
+            facts.signatures.append(signature)
+
+
+def _signatures_of(blocks: Any) -> list[str]:
     listed = [each for each in blocks if isinstance(each, dict)] if isinstance(blocks, list) else []
     found = [each.get("data") if each.get("type") == "redacted_thinking" else each.get("signature") for each in listed]
     return [value for value in found if isinstance(value, str) and value]

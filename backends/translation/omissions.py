@@ -36,6 +36,10 @@ class Omissions:
                 return True
         return False
 
+    def drop_known(self, path: str) -> bool:
+        """The same for a member that the other dialect has a form for, so that only the route may drop it."""
+        return self.drop(path)
+
     def leave_out(self, path: str) -> None:
         """Note a member that the translation leaves out. `path`: names of the dialect, no word of the caller."""
         bare = _INDEX.sub("", path)
@@ -44,3 +48,20 @@ class Omissions:
     def _note(self, told: str, label: str) -> None:
         if len(self.noted) < _MOST:
             self.noted.setdefault(_UNSAFE.sub("_", told[:_LONGEST]), label)
+
+
+class _Everything(Container[str]):
+    def __contains__(self, member: object) -> bool:
+        return True
+
+
+class NoRefusals(Omissions):
+    """Whatever the other dialect has no form for is dropped, and nothing else."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__(_Everything())
+
+    def drop_known(self, path: str) -> bool:
+        return False

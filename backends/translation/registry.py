@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Mapping
+from collections.abc import Collection, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -13,7 +13,7 @@ from backends.translation.chat_to_responses.answer import ChatFromResponsesStrea
 from backends.translation.chat_to_responses.request import chat_to_responses
 from backends.translation.messages_to_chat.answer import MessagesFromChatStream, message_from_chat
 from backends.translation.messages_to_chat.request import messages_to_chat
-from backends.translation.omissions import Omissions
+from backends.translation.omissions import NoRefusals
 from backends.translation.responses_to_chat.answer import ResponsesFromChatStream, response_from_chat
 from backends.translation.responses_to_chat.request import responses_to_chat
 from backends.translation.translation import Json, Translation
@@ -50,11 +50,6 @@ def _next(frontier: Collection[Operation], reached: dict[Operation, tuple[Transl
     return found
 
 
-class _Everything(Container[str]):
-    def __contains__(self, member: object) -> bool:
-        return True
-
-
 _CHAT_ALONE = frozenset({Operation.CHAT})
 
 
@@ -63,7 +58,7 @@ def as_chat(operation: Operation, body: Mapping[str, Any]) -> Json:
     steps = chain(operation, _CHAT_ALONE)
     if steps is None:
         raise LookupError(operation)
-    chat, dropped = dict(body), Omissions(_Everything())
+    chat, dropped = dict(body), NoRefusals()
     for translation in steps:
         chat = translation.request(chat, dropped)
     return chat

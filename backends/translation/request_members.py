@@ -19,6 +19,7 @@ SAME_MEMBERS = tuple(
 )
 ANY = object()  # a member is known whatever its value is
 LABEL = object()  # a member without effect on the answer, which the backend's dialect does not have
+HINT = object()  # a member that may have some, and that its absence does not say
 _NEVER_DROPPED = frozenset({"model", "messages", "system", "tools", "max_tokens", "stream"})
 
 
@@ -39,14 +40,14 @@ def refuse(param: str, dropped: Omissions, reason: str = "") -> None:
 
 def refuse_others(members: Mapping[str, Any], known: Mapping[str, Any], within: str, dropped: Omissions) -> None:
     """Refuse members that are not `known`, and note labels as left out. `known`: by name, the value that says nothing;
-    ANY where each is read; LABEL."""
+    ANY where each is read; LABEL; HINT."""
     for name, value in members.items():
         if value is None or (name in known and known[name] in (ANY, value)):
             continue
         path = f"{within}.{name}" if within else name
-        if known.get(name) is not LABEL:
+        if known.get(name) not in (LABEL, HINT):
             refuse(path, dropped)
-        elif value:
+        elif value or known[name] is HINT:
             dropped.leave_out(path)
 
 
@@ -156,6 +157,12 @@ class Members:
     def label(self, name: str) -> None:
         """Leave out a member without effect on the answer, which the backend's dialect does not have."""
         if self.take(name):
+            self.dropped.leave_out(self.at(name))
+
+    def hint(self, name: str, *meaningless: Any) -> None:
+        """Leave out a member with little effect, which the backend's dialect does not have."""
+        value = self.take(name)
+        if value is not None and value not in meaningless:
             self.dropped.leave_out(self.at(name))
 
     def close(self) -> None:

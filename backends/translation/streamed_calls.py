@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from backends.translation.tool_arguments import JsonEnd
-from backends.translation.translation import Json
+from backends.translation.translation import Json, KeptTexts
 from backends.translation.turn_state.chat_state import merged
 
 AWAITED_ID = 1024  # characters of arguments; a call with more that has no id is taken to have none
@@ -106,15 +106,18 @@ class StreamedCall:
 
 
 class StreamedCalls:
-    """All calls of an answer, in the order of their first deltas."""
+    """All calls of an answer, in the order of their first deltas. `kept`: bounds their state."""
 
-    def __init__(self) -> None:
+    def __init__(self, kept: KeptTexts) -> None:
+        self._kept = kept
         self.all: list[StreamedCall] = []
         self._latest: dict[int, StreamedCall] = {}  # by index
         self._known: dict[tuple[int, str], StreamedCall] = {}  # by index and id
 
     def add(self, delta: CallDelta) -> StreamedCall:
-        """Note a delta; return its call."""
+        """Note a delta; return its call. Raises InexpressibleError where the state is too much."""
+        if delta.state:
+            self._kept.take_state(delta.state)
         call = self._known.get((delta.index, delta.identity)) or self._latest.get(delta.index)
         if call is None or not call.takes(delta):
             call = StreamedCall(len(self.all))

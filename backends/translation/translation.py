@@ -54,7 +54,14 @@ class KeptTexts:
 
     def take(self, text: str) -> None:
         """Raises InexpressibleError above the limit."""
-        self._left -= len(text) + TEXT_OVERHEAD
+        self._take(len(text))
+
+    def take_state(self, state: Mapping[str, Any]) -> None:
+        """The same of members of any form."""
+        self._take(len(_encode(state)))
+
+    def _take(self, size: int) -> None:
+        self._left -= size + TEXT_OVERHEAD
         if self._left < 0:
             raise InexpressibleError("the answer is too long to be translated")
 

@@ -11,7 +11,7 @@ import msgspec
 
 from backends.facts.model_facts import Facts
 from backends.fitting.custom_tools import as_functions
-from backends.fitting.fit import FITTED, Plan, fit, plan
+from backends.fitting.fit import FITTED, Plan, fit, fit_for_translation, plan
 from backends.fitting.target import Author
 from backends.fitting.tools import takes_responses
 from backends.interface import Operation
@@ -33,11 +33,13 @@ _decode = msgspec.json.Decoder().decode
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """The servers of a pool, as one request finds them. `maker`: digest of the account and the model that write."""
+    """The servers of a pool, as one request finds them. `maker`: digest of the account and the model that write.
+    `reads_attribution`: they get a client's line at the head of the prompt (`gateway.tokenize.prefix_breakers`)."""
 
     spoken: frozenset[Operation]
     facts: Facts
     maker: str = ""
+    reads_attribution: bool = False
 
 
 class _Bodies:
@@ -103,13 +105,14 @@ class FittedBodies:
     ) -> TranslatedBody | None:
         """The body in the caller's own dialect; None: as the caller has sent it. Raises UntranslatableError."""
         operation, told = request.operation, Omissions(drop)
-        bodies = _Bodies(request.body if history is None else _with_own_state(request, history, told), told)
+        given = request.sent_to(server)
+        bodies = _Bodies(given if history is None else _with_own_state(given, history, told), told)
         if operation in FITTED:
             if _may_be_custom(operation, bodies.body, server.facts):
                 bodies.take(as_functions(_decode(encode(bodies.body))))
             if (rules := self._plan(operation, server.facts, author)).concerns(bodies.body):
                 bodies.fit(rules)
-        if not told.noted and not bodies.steps and _is_same(bodies.body, request.body):
+        if not told.noted and not bodies.steps and _is_same(bodies.body, given):
             return None
         return bodies.made(operation, "")
 
@@ -121,6 +124,7 @@ class FittedBodies:
         if history is not None:
             bodies.body = history.opened(dict(bodies.body), bodies.told)
         for step in steps:
+            bodies.body = fit_for_translation(dict(bodies.body), step.caller, server.facts, bodies.told)
             bodies.take(_functions(step.caller, step.backend, bodies.body, server.facts))
             bodies.take(step)
         operation = steps[-1].backend
@@ -140,14 +144,23 @@ class FittedBodies:
         return known
 
 
-def _with_own_state(request: InferenceRequest, history: TurnHistory, told: Omissions) -> Body:
+def members_to_fit(operation: Operation, believed: Sequence[Facts], author: Author) -> frozenset[str]:
+    """Members of a body for which servers that speak its dialect may need another one. `believed`: of each pool."""
+    if operation not in FITTED:
+        return frozenset()
+    found = frozenset[str]().union(*(plan(operation, facts, author).members for facts in believed))
+    may_be_custom = operation is Operation.CHAT and not all(facts.custom_tools for facts in believed)
+    return found | {"tools"} if may_be_custom else found
+
+
+def _with_own_state(given: Body, history: TurnHistory, told: Omissions) -> Body:
     """The body with the state of this server alone."""
-    body = _decode(encode(request.body))
+    body = _decode(encode(given))
     try:
         own = history.opened(body, told)
     except SHAPE_ERRORS:
-        return request.body  # the server judges it
-    return request.body if own == body else own
+        return given  # the server judges it
+    return given if own == body else own
 
 
 def _functions(operation: Operation, then: Operation | None, body: Body, facts: Facts) -> Translation | None:

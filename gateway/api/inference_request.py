@@ -14,14 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from msgspec import Raw
 
 from backends.body_changes import BodyChange
 from backends.engine_members import ENGINE_ANY, without_engine_members
-from backends.interface import Backend, Operation
+from backends.interface import Operation
 from backends.translation.translation import Translation
 from gateway.api.api_error import ApiError, bad_request
 from gateway.api.dialects import READERS
@@ -221,6 +221,13 @@ class TranslatedBody:
     maker: str = ""
 
 
+class ReadsAttribution(Protocol):
+    """Servers, by whether they read the line that a client writes at the head of its prompt."""
+
+    @property
+    def reads_attribution(self) -> bool: ...
+
+
 @dataclass(slots=True, kw_only=True)
 class InferenceRequest(RequestView):
     """A valid request. `body` is forwarded and must not be changed in place; elements of its arrays and members of its
@@ -242,13 +249,14 @@ class InferenceRequest(RequestView):
     dialect_headers: Mapping[str, str] = field(default_factory=dict)  # the caller's, for backends of the same dialect
     cache_groups: Mapping[str, str] = field(default_factory=dict)  # by pool, where it is not that of the key
     translated: Mapping[str, TranslatedBody] = field(default_factory=dict)  # by pool; else the body is sent as it is
+    has_turn_state: bool = False  # `body` has state of turns that is sealed for its makers
     sent_at: float | None = None  # Unix time, by the clock of the client or of a proxy in front
     withheld: tuple[str, ...] = ()  # members of the caller's that no server gets (`backends.engine_members`)
     changes: Mapping[str, tuple[BodyChange, ...]] = field(default_factory=dict)  # of what a pool is sent, by pool
 
-    def sent_to(self, backend: Backend) -> Mapping[str, Any]:
-        """The body for a backend of the caller's own dialect."""
-        return self.verbatim if self.verbatim is not None and backend.reads_attribution else self.body
+    def sent_to(self, server: ReadsAttribution) -> Mapping[str, Any]:
+        """The body for a server of the caller's own dialect."""
+        return self.verbatim if self.verbatim is not None and server.reads_attribution else self.body
 
 
 def with_model(raw: bytes, model: str) -> bytes:

@@ -21,7 +21,7 @@ from backends.translation.reply_translation import SHAPE_ERRORS
 from backends.translation.translation import UntranslatableError
 from backends.translation.turn_state.history import Recall, TurnHistory, unknown
 from backends.translation.turn_state.seals import MARK_BYTES
-from gateway.api.fitted_bodies import FittedBodies, Server, Steps
+from gateway.api.fitted_bodies import FittedBodies, Server, Steps, members_to_fit
 from gateway.api.inference_request import InferenceRequest, TranslatedBody
 from gateway.strict_json import encode
 from policies.routes.route import Route
@@ -29,6 +29,7 @@ from policies.routes.route import Route
 LACKING = 60.0  # s until a pool is asked again
 WITNESSES = 2  # callers that find the same, to count for all
 _SIGNED = (Operation.MESSAGES, Operation.COUNT_TOKENS)
+_DETAILS = b'"reasoning_details"'
 _SIGNATURES = b'"signature"', b'"redacted_thinking"'
 _NOTHING_KNOWN = Facts()
 
@@ -40,11 +41,18 @@ def nothing_known(pool: str) -> Facts:
 @dataclass(frozen=True, slots=True)
 class Servers:
     """The servers of pools. `native`: operations that they speak; `facts`: of the request's model there; `makers`:
-    digests of the account and the model that write their turns. Each by pool."""
+    digests of the account and the model that write their turns. Each by pool. `attributed`: pools whose servers read a
+    client's line at the head of the prompt."""
 
     native: Mapping[str, frozenset[Operation]] = field(default_factory=dict)
     facts: Callable[[str], Facts] = nothing_known
     makers: Mapping[str, str] = field(default_factory=dict)
+    attributed: frozenset[str] = frozenset()
+
+    def of(self, pool: str, spoken: frozenset[Operation], facts: Facts | None = None) -> Server:
+        """`facts`: others than those of the request's model."""
+        known = self.facts(pool) if facts is None else facts
+        return Server(spoken, known, self.makers.get(pool, ""), pool in self.attributed)
 
 
 NO_SERVERS = Servers()
@@ -60,12 +68,21 @@ class OperationFit:
     recall: Recall | None = None  # of signatures in answers that have passed untouched; None: nothing is remembered
     bodies: FittedBodies = field(default_factory=FittedBodies)
 
+    def is_plain(self, request: InferenceRequest, members: frozenset[str] | None, written: bytes) -> bool:
+        """True where every pool gets the body as it is. `members`: of the route (`fitted_members`); `written`: the body
+        as the caller has sent it."""
+        if members is None or self.lacking or MARK_BYTES in written or not members.isdisjoint(request.body):
+            return False
+        return (
+            self.recall is None or request.operation not in _SIGNED or not any(map(written.__contains__, _SIGNATURES))
+        )
+
     def work(
         self, request: InferenceRequest, route: Route, servers: Servers, written: bytes
     ) -> Callable[[], None] | None:
         """The fit of a request, which may take long; None: every pool gets the body as it is. `written`: the body as
         the caller has sent it."""
-        has_state = self.holds_state(request.operation, written)
+        has_state = request.has_turn_state or self.holds_state(request.operation, written)
         is_native = not self.lacking and all(request.operation in servers.native[pool] for pool in route.pools)
         if is_native and not has_state and not self.concerns(request, route, servers):
             return None
@@ -77,7 +94,7 @@ class OperationFit:
 
     def holds_state(self, operation: Operation, body: bytes) -> bool:
         """The history has state that a provider has tied to a turn, as far as the gateway knows its maker."""
-        if MARK_BYTES in body:
+        if MARK_BYTES in body or (operation is Operation.CHAT and _DETAILS in body):
             return True
         return self.recall is not None and operation in _SIGNED and any(name in body for name in _SIGNATURES)
 
@@ -86,7 +103,7 @@ class OperationFit:
         history has state of makers, which returns to each alone."""
         unfit: dict[str, str] = {}
         made: dict[str, TranslatedBody] = {}
-        known: dict[tuple[Steps, int, str], TranslatedBody | None] = {}
+        known: dict[tuple[Steps, int, str, bool], TranslatedBody | None] = {}
         for pool in route.pools:
             server = self._server(pool, servers, request.caller)
             steps = self.bodies.steps(request, server)
@@ -94,7 +111,7 @@ class OperationFit:
                 unfit[pool] = f"its servers do not serve {request.operation.value}"
                 continue
             try:
-                key = steps, id(server.facts), server.maker
+                key = steps, id(server.facts), server.maker, server.reads_attribution
                 if key not in known:
                     known[key] = self._made(request, steps, route, server, has_state)
                 if (body := known[key]) is not None:
@@ -139,7 +156,7 @@ class OperationFit:
 
     def _server(self, pool: str, servers: Servers, caller: str, without: Operation | None = None) -> Server:
         spoken = self._spoken(pool, servers.native[pool], caller) - {without}
-        return Server(spoken, servers.facts(pool), servers.makers.get(pool, ""))
+        return servers.of(pool, spoken)
 
     def _note(self, found: dict[str, float], caller: str) -> None:
         """Keep the latest two callers: they are enough for all."""
@@ -160,6 +177,14 @@ def _counts(found: Mapping[str, float], caller: str) -> bool:
     now = monotonic()
     recent = [one for one, until in list(found.items()) if now < until]
     return caller in recent or len(recent) >= WITNESSES
+
+
+def fitted_members(operation: Operation, route: Route, servers: Servers) -> frozenset[str] | None:
+    """Members of a body for which a pool of the route may need another one; None: some pool needs another in any case,
+    for it speaks another dialect."""
+    if any(operation not in servers.native[pool] for pool in route.pools):
+        return None
+    return members_to_fit(operation, [servers.facts(pool) for pool in route.pools], _author(route))
 
 
 def _author(route: Route) -> Author:

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from backends.catalog import KINDS, BackendKind
+from backends.facts.fact_rows import edition
 from backends.facts.lookup import LIKE, api_of, maker_at, model_row, with_overrides
 from backends.facts.model_facts import Facts
 from backends.facts.priors import prior_ttft
@@ -327,6 +328,7 @@ class PoolSection(Section):
             caller_keys=self.caller_keys,
             api=self.api,
             accepts=self.own_facts,
+            edition=edition(),
         )
 
     @cached_property
@@ -344,9 +346,8 @@ class PoolSection(Section):
 
     def _listed_on(self, day: date) -> facts.Price | None:
         """Price by the facts. None: none is known, or it is written, or callers pay, or callers choose the model."""
-        if self.model and not (self.caller_keys or self.models or "price" in self.model_fields_set):
-            return listed(self.urls, self.model, day)
-        return None
+        is_open = self.caller_keys or self.models or "price" in self.model_fields_set
+        return None if is_open or not self.model else listed(self.urls, self.model, day)
 
     @property
     def price_in_force(self) -> facts.Price:

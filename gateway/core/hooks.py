@@ -19,6 +19,7 @@ from gateway.admission.auth import ANYONE, Tenant
 from gateway.admission.route_table import RoutedName
 from gateway.api.api_error import ApiError
 from gateway.api.inference_request import InferenceRequest
+from gateway.api.operation_fit import fitted_members
 from gateway.downstream.http_request import HttpRequest
 from gateway.observe.timeline import RequestTimeline
 from gateway.runtime import Runtime
@@ -110,11 +111,13 @@ class DoorPlan:
 
 @dataclass(frozen=True, slots=True)
 class RoutePlan:
-    """A route as requests of one operation use it."""
+    """A route as requests of one operation use it. `fitted`: members of a body for which a pool may need another one,
+    where callers do not name the model; None: there is a pool that needs one in any case."""
 
     runtime: Runtime
     route: Route
     operation: Operation
+    fitted: frozenset[str] | None = None
     read: tuple[Callable[[Ask], Awaitable[None]], ...] = ()
     fit: tuple[Callable[[Ask], None], ...] = ()
     admit: tuple[Callable[[Ask], Awaitable[None]], ...] = ()
@@ -188,7 +191,7 @@ class Plans:
 
     def made(self, runtime: Runtime, route: Route, operation: Operation) -> RoutePlan:
         """A plan that is not kept: of a route that the Runtime may have in another form."""
-        bare = RoutePlan(runtime, route, operation)
+        bare = RoutePlan(runtime, route, operation, fitted_members(operation, route, runtime.servers()))
         return replace(bare, **_chains([part.on(bare) for part in self._parts]))
 
     def _follow(self, runtime: Runtime) -> None:

@@ -23,6 +23,7 @@ from time import monotonic
 
 from aiohttp import web
 
+from backends.facts import refreshed
 from gateway.admin.admin_replies import json_response
 from gateway.app import Gateway
 from gateway.config.models import Config
@@ -160,6 +161,7 @@ async def serve_worker(
     """`starts`: number of this process among those of its slot."""
     to_stderr(f"worker {context.number + 1}: ")
     beating = asyncio.create_task(shared.beats.beat_forever(context.number))
+    refreshed.use(config.state.dir)  # since the fork of the supervisor there may be newer ones
     gateway, ended = Gateway(config, context), asyncio.Event()
 
     def force_stop() -> None:
@@ -172,7 +174,9 @@ async def serve_worker(
 
     async def apply(http: web.Request) -> web.Response:
         """Bring into force the configuration that the aggregator has read and checked."""
-        await gateway.apply_config(shared.config.get())
+        wanted = shared.config.get()
+        await asyncio.to_thread(refreshed.use, wanted.state.dir)  # tables of facts are of a process
+        await gateway.apply_config(wanted)
         return web.Response(status=204)
 
     handlers = {Order.SUPERVISOR_GONE: ended.set, Order.DRAIN: ended.set, Order.FORCE_STOP: force_stop}

@@ -441,7 +441,7 @@ class Route(Strict):
 
     def fits(self, request: RequestView) -> tuple[Fits, ...]:
         """Hooks that say whether an endpoint can take the request, of the features that both use."""
-        return (*self._fits, has_its_state) if request.pinned else self._fits
+        return (*self._fits, has_its_state) if request.pinned or request.readers else self._fits
 
     @cached_property
     def divide(self) -> Divide | None:

@@ -255,12 +255,12 @@ def text_of(message: Any) -> str:
 async def test_a_member_without_equivalent_is_refused_or_dropped() -> None:
     """Refused by name before anything is sent, unless the route drops it."""
     async with before_claude(whole(MESSAGE)) as (gateway, upstream), openai_sdk(gateway) as client:
-        with pytest.raises(openai.BadRequestError, match="'seed'"):
-            await client.chat.completions.create(model="chat", messages=ASKED, seed=7)
+        with pytest.raises(openai.BadRequestError, match="'logit_bias'"):
+            await client.chat.completions.create(model="chat", messages=ASKED, logit_bias={"5": 1})
         assert not upstream.requests
-    async with before_claude(whole(MESSAGE), drop=["seed"]) as (gateway, upstream), openai_sdk(gateway) as client:
-        await client.chat.completions.create(model="chat", messages=ASKED, seed=7)
-        assert "seed" not in sent(upstream)
+    async with before_claude(whole(MESSAGE), drop=["logit_bias"]) as (gateway, upstream), openai_sdk(gateway) as client:
+        await client.chat.completions.create(model="chat", messages=ASKED, logit_bias={"5": 1})
+        assert "logit_bias" not in sent(upstream)
 
 
 async def test_what_a_translation_has_left_out_is_told() -> None:

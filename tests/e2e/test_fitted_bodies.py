@@ -10,6 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from backends.translation.turn_state.seals import sealed
 from tests.e2e.test_anthropic import ASKED, COMPLETION, MESSAGE, error, streamed, whole
 from tests.support.dialect_strategies import Json
 from tests.support.gateways import pool, running
@@ -520,6 +521,32 @@ async def test_an_error_is_of_the_pool_that_wrote_it() -> None:
     )
 
 
+# ------------------------------------------------------------------- a client's own line
+
+LINE = "x-anthropic-billing-header: cc_version=2.1.177.01c; cc_entrypoint=cli; cch=36ee5;"
+
+
+@pytest.mark.parametrize(
+    "members", [{}, {"temperature": 0.5, "top_p": 0.5}, {"thinking": {"type": "enabled", "budget_tokens": 1024}}]
+)
+@pytest.mark.parametrize("has_others", [False, True])
+async def test_a_fitted_body_has_the_line_of_the_client_that_its_server_reads(members: Json, has_others: bool) -> None:
+    """Whatever else is made to fit, and whatever state of other makers is left out: the server reads this line, other
+    servers do not get it."""
+    system = [{"type": "text", "text": LINE}, {"type": "text", "text": "be brief"}]
+    asked: Json = {"max_tokens": 2000, "system": system, "messages": ASKED, **members}
+    if has_others:
+        thought = {"type": "thinking", "thinking": "hm", "signature": sealed("0" * 12, "other")}
+        said_before = {"role": "assistant", "content": [thought, {"type": "text", "text": "so"}]}
+        asked["messages"] = [*ASKED, said_before, *ASKED]
+    result = await exchange(MESSAGES, asked, claude("claude-opus-5"), claude("claude-sonnet-4-5"))
+    [own] = [body for sent in result.sent for _, body in sent]
+    assert own["system"] == system
+    assert "0" * 12 not in said(own)
+    asked_elsewhere = await exchange(MESSAGES, asked, chat("compatible", "m"))
+    assert "cch=" not in said(asked_elsewhere.got)
+
+
 # ------------------------------------------------------------------- explain (20)
 
 
@@ -538,9 +565,9 @@ async def test_explain_makes_the_checks_of_a_request() -> None:
                 found: Json = await answer.json()
             return found
 
-        refused = await explained(seed=7)
+        refused = await explained(n=2)
         assert [each["reason"] for each in refused["rejected"]] == [
-            "'seed' cannot be expressed in the dialect of the backend"
+            "'n' cannot be expressed in the dialect of the backend"
         ]
         lost = await explained(temperature=0)
         assert lost["left_out"] == {"a": ["temperature"]}

@@ -522,6 +522,36 @@ async def test_an_endless_answer_fills_no_memory(path: str, backend: str, monkey
         assert ends(path, raw)
 
 
+CALL = {"index": 0, "id": "c", "function": {"name": "f", "arguments": ""}}
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
+@pytest.mark.parametrize(
+    "delta",
+    [
+        {"reasoning_details": [{"type": "reasoning.encrypted", "data": "x"}]},
+        {"reasoning_details": [{"type": "reasoning.text", "index": 0, "text": "x"}]},
+        {"extra_content": {"x": {"signature": "x"}}},
+        {"tool_calls": [{**CALL, "extra_content": {"x": "x"}}]},
+        {"reasoning_content": "x"},
+    ],
+)
+async def test_endless_state_of_a_turn_fills_no_memory(path: str, delta: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is kept until it is sealed, in one event: a server cannot make that event as long as it likes."""
+    monkeypatch.setattr(translation, "KEPT_LIMIT", 5_000)
+    begun = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": "so"}, "finish_reason": None}]}
+    more = {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
+    ended = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+    async with served_by("compatible") as (gateway, upstream):
+        events = (json.dumps({"id": "1", **each}).encode() for each in (begun, more, ended))
+        first, endless, last_event = (b"data: " + event + b"\n\n" for event in events)
+        rest = endless * 200 + last_event + b"data: [DONE]\n\n"
+        upstream.answer, upstream.later = STREAM_HEAD + chunk(first), chunk(rest) + LAST_CHUNK
+        status, raw = await ask(gateway, path, True)
+        assert (status, last(gateway).end) == (200, RequestOutcome.UPSTREAM_BROKE)
+        assert ends(path, raw)
+
+
 async def test_counting_tokens_counts_against_the_limits_of_a_key() -> None:
     key = {"name": "web", "sha256": hashlib.sha256(b"sk-web").hexdigest(), "requests_per_minute": 1}
     count = {name: value for name, value in ASKED["/v1/messages"].items() if name != "max_tokens"}

@@ -13,9 +13,13 @@ from typing import Any
 
 import pytest
 
+from backends.facts import refreshed
+from backends.facts.fact_rows import MODELS
 from gateway.app import Gateway
 from gateway.config.models import Config
 from gateway.observe.record import RequestOutcome
+from tests.backends.facts.test_refreshed import newer
+from tests.e2e.test_anthropic import COMPLETION, whole
 from tests.support.builders import ANSWER, CHAT, DONE, FINISH, STREAMED, TOKEN, Caller, calling, get, last, post
 from tests.support.gateways import document, pool, running
 from tests.support.served import Served, serving, write_config
@@ -383,3 +387,28 @@ async def test_workers_reload_on_sighup_of_the_supervisor_and_on_a_changed_file(
             served.process.send_signal(signal.SIGHUP)
             await wait_for_log(served, "configuration reloaded (SIGHUP): routes.talk, routes.chat")
             await until_all_workers(lambda: status_of(served))
+
+
+@pytest.mark.parametrize("options", [(), ("--workers", "2")])
+async def test_newer_facts_hold_after_a_reload_in_every_process(options: tuple[str, ...], tmp_path: Path) -> None:
+    """Each has its own tables of facts."""
+    state, config = tmp_path / "state", tmp_path / "f.yaml"
+    state.mkdir()
+    async with Upstream(*[whole(COMPLETION)] * 20) as upstream:
+        pools = {name: pool(upstream.url, backend="openai", model="gpt-7-vega", api_key=name) for name in "ab"}
+        settings = document(pools, state={"dir": str(state)})
+        config.write_text(json.dumps(settings))
+        async with serving(config, *options) as served:
+
+            async def asked_effort() -> str:
+                before = len(upstream.requests)
+                async with calling(served.url) as caller:
+                    assert (await caller.whole(post({**CHAT, "reasoning_effort": "high"})))[0] == 200
+                efforts = [json.loads(each.body).get("reasoning_effort") for each in upstream.requests[before:]]
+                return str(efforts[-1])
+
+            assert await asked_effort() == "high"
+            refreshed.path_of(state, MODELS).write_bytes(newer())
+            async with calling(served.admin) as caller:
+                assert (await caller.whole(RELOAD))[0] == 200
+            assert {await asked_effort() for _ in range(6)} == {"low"}

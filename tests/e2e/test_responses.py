@@ -34,6 +34,7 @@ TOOL: Any = {
     "parameters": {"type": "object", "properties": {}, "additionalProperties": False},
     "strict": True,
 }
+ITEM: Any = {"role": "user", "content": "hi"}
 KEYS = {name: {"name": name, "sha256": sha256(name.encode()).hexdigest()} for name in ("ann", "bob")}
 
 
@@ -182,6 +183,30 @@ async def test_encrypted_reasoning_goes_back_to_the_endpoint_that_can_read_it() 
                 items += [item.to_dict() for item in answer.output] + [{"role": "user", "content": "more"}]
         assert sum(len(server.asked) for server in three) == 27
         assert sum(bool(server.asked) for server in three) > 1
+
+
+async def test_a_session_may_change_its_model_at_any_step() -> None:
+    """Encrypted reasoning returns to its maker bit for bit, and is left out and told for the other."""
+    async with servers(2) as two:
+        pools = {name: native(server, model=name) for name, server in zip("ab", two, strict=True)}
+        routes = {"first": {"tiers": ["a", "b"]}, "second": {"tiers": ["b", "a"]}}
+        async with running(pools, routes) as gateway:
+            told = [await _step(gateway, model, items) for items in [[ITEM]] for model in "abbaab"]
+        assert told == [None, *["input.reasoning.encrypted_content"] * 5]
+        sent = [
+            [item["encrypted_content"] for item in asked["input"] if "encrypted_content" in item]
+            for asked in two[0].asked
+        ]
+        assert sent == [[ENCRYPTED + "s0"] * before for before in (0, 1, 2)]
+
+
+async def _step(gateway: Gateway, name: str, items: list[Any]) -> str | None:
+    """Ask the route whose first pool it is, and add the answer to the items. Returns what was left out."""
+    model = {"a": "first", "b": "second"}[name]
+    raw = await sdk(gateway).responses.with_raw_response.create(model=model, input=items, store=False)
+    assert raw.headers["x-firsttoken-pool"] == name
+    items += [item.to_dict() for item in raw.parse().output] + [ITEM]
+    return raw.headers.get("x-firsttoken-left-out")
 
 
 @pytest.mark.timeout(240)

@@ -9,12 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from backends.facts import refreshed
+from backends.facts.fact_rows import MODELS
 from gateway import reload
 from gateway.config import pool_section
 from gateway.config.config_errors import ConfigError
 from gateway.config.models import Config
 from gateway.files import CHECK_INTERVAL
 from gateway.reload import ConfigSource, Reloader
+from tests.backends.facts.test_refreshed import newer
 from tests.support.gateways import document, pool, running
 from tests.support.upstream import Upstream
 
@@ -99,6 +102,29 @@ async def test_a_day_of_another_price_is_a_reload(tmp_path: Path, monkeypatch: p
         await asyncio.sleep(3 * CHECK_INTERVAL)
         assert applied == known
     await reloader.close()
+
+
+async def test_newer_facts_hold_after_a_reload_of_the_same_configuration(tmp_path: Path) -> None:
+    """Of a model that was asked before, too: what a body is made to fit is that of the new rows."""
+    pools = {"only": pool("http://127.0.0.1:9", backend="openai", model="gpt-7-vega")}
+
+    def load() -> Config:
+        refreshed.use(tmp_path)
+        return Config.model_validate(document(pools))
+
+    async with running(pools) as gateway:
+        runtime = gateway.runtime
+        reloader = Reloader(runtime.current.config, ConfigSource(load), gateway.apply_config)
+        before = runtime.current.servers().facts("only").efforts
+        refreshed.path_of(tmp_path, MODELS).write_bytes(newer())
+        try:
+            found = await reloader.reload("test")
+            efforts = runtime.current.servers().facts("only").efforts
+            again = await reloader.reload("test")
+        finally:
+            refreshed.use(None)
+        assert efforts == ("low",) != before
+        assert (found.changed, again.changed) == (("facts",), ())
 
 
 async def test_released_requests_are_dispatched_before_the_fleet_changes() -> None:

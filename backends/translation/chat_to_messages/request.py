@@ -25,7 +25,7 @@ from itertools import chain, takewhile
 from typing import Any
 
 from backends.translation.omissions import Omissions
-from backends.translation.request_members import ANY, LABEL, present, refuse, refuse_others
+from backends.translation.request_members import ANY, HINT, LABEL, present, refuse, refuse_others
 from backends.translation.tool_arguments import PDF_NAME, as_object, split_data_url
 from backends.translation.translation import Json
 
@@ -43,8 +43,10 @@ _KNOWN: Mapping[str, Any] = {
     "top_logprobs": 0,
     "logit_bias": {},
     "metadata": LABEL,
-    "frequency_penalty": 0,
-    "presence_penalty": 0,
+    "seed": HINT,
+    "frequency_penalty": LABEL,
+    "presence_penalty": LABEL,
+    "prediction": LABEL,
     "modalities": ["text"],
     "verbosity": ANY,
 }
@@ -293,6 +295,9 @@ def _cache_control(members: Mapping[str, Any]) -> Json:
 
 def _part(part: Mapping[str, Any], dropped: Omissions) -> list[Json]:
     kind = part["type"]
+    if kind == "thinking":  # of another model, without a signature
+        dropped.leave_out("messages.content.thinking")
+        return []
     refuse_others(part, _PARTS.get(kind, part), f"messages.content.{kind}", dropped)
     if kind == "text":
         return [{"type": "text", "text": part["text"]}] if part["text"] else []

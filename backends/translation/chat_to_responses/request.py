@@ -1,8 +1,8 @@
 """Turns requests for chat completions into requests of OpenAI's Responses.
 
 - Nothing is stored at the provider unless the caller asks for it: the default of Responses is the opposite.
-- Members that only chat completions have (`stop`, `seed`, `logit_bias`, penalties, several choices, audio, predictions)
-  are refused by name, unless they say what their absence says.
+- Members that only chat completions have (`stop`, `logit_bias`, several choices, audio) are refused by name, unless
+  they say what their absence says. Hints (`seed`, penalties, predictions, `top_k`) are left out, and noted.
 - The name of a message and citations of an earlier answer are labels: left out, and noted.
 
 Sources: types of openai-python 3.54, platform.openai.com/docs/guides/migrate-to-responses (2026-11).
@@ -41,9 +41,11 @@ def chat_to_responses(body: Mapping[str, Any], dropped: Omissions) -> Json:
         found["include"] = include
     members.default("n", 1)
     members.default("modalities", ["text"])
-    members.default("presence_penalty", 0, 0.0)
-    members.default("frequency_penalty", 0, 0.0)
     members.default("logit_bias", {})
+    for name in ("seed", "prediction", "top_k"):
+        members.hint(name)
+    for name in ("presence_penalty", "frequency_penalty"):
+        members.hint(name, 0)
     _stream_options(members)
     members.close()
     return found
@@ -125,6 +127,7 @@ def _call(call: Members, custom: set[str]) -> list[Json]:
     if kind == "custom":
         custom.add(call_id)
     named.close()
+    call.label("extra_content")  # state of another model
     call.close()
     return [item]
 
@@ -146,6 +149,12 @@ def _read_output_text(part: Members) -> Json:
     return _output_text(part.text("text"))
 
 
+def _leave_out_thinking(part: Members) -> None:
+    """Thinking of another model, which is state of that model alone."""
+    part.rest()
+    part.dropped.leave_out("messages.content.thinking")
+
+
 def _read_image(part: Members) -> Json:
     image = part.object("image_url")
     found = {"type": "input_image", "image_url": image.text("url"), "detail": image.take("detail") or "auto"}
@@ -165,7 +174,11 @@ def _output_text(text: str) -> Json:
 
 
 _TEXTS: Mapping[str, PartReader] = {"text": _read_text}
-_OUTPUT_PARTS: Mapping[str, PartReader] = {"text": _read_output_text, "refusal": read_refusal}
+_OUTPUT_PARTS: Mapping[str, PartReader] = {
+    "text": _read_output_text,
+    "refusal": read_refusal,
+    "thinking": _leave_out_thinking,
+}
 _INPUT_PARTS = {**_TEXTS, "image_url": _read_image, "file": _read_file, "input_audio": read_audio}
 
 

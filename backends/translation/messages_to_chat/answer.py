@@ -20,7 +20,15 @@ from backends.stream.sse import ServerSentEvent
 from backends.translation.messages_to_chat.message_blocks import MessageBlocks
 from backends.translation.streamed_calls import CallDelta, StreamedCall, StreamedCalls, call_delta
 from backends.translation.tool_arguments import as_object, parsed_object
-from backends.translation.translation import NO_CONTEXT, AnswerContext, EventTranslator, Json, decode_event, sse
+from backends.translation.translation import (
+    NO_CONTEXT,
+    AnswerContext,
+    EventTranslator,
+    Json,
+    KeptTexts,
+    decode_event,
+    sse,
+)
 from backends.translation.turn_state.call_ids import CallIds, made_id
 from backends.translation.turn_state.chat_state import (
     MEMBERS,
@@ -112,7 +120,7 @@ def _signed(detail: Json, maker: str) -> Json:
     """A block for a detail of the reasoning; empty: Messages has none. `maker`: seals the detail; empty: as it is."""
     text = str(detail.get(text_member(detail)) or "")
     if maker:
-        state = ChatState()
+        state = ChatState(KeptTexts())
         state.add({"reasoning_details": [detail]})
         seal = sealed(maker, state.take(text))
         return {"type": "thinking", "thinking": text, "signature": seal} if text else _cipher(seal)
@@ -207,8 +215,8 @@ class MessagesFromChatStream(EventTranslator):
         self._ids = CallIds(body, context)
         self._given: dict[int, str] = {}  # ids of calls that the caller knows, by number
         self._blocks = MessageBlocks(self._kept, self._given_id)
-        self._calls = StreamedCalls()
-        self._state = ChatState()  # not sealed yet
+        self._calls = StreamedCalls(self._kept)
+        self._state = ChatState(self._kept)  # not sealed yet
         self._thought: list[str] = []  # of the open block of thinking
         self._has_reasoning = False  # the text of details is that of the reasoning
         self._refused = False
@@ -274,6 +282,7 @@ class MessagesFromChatStream(EventTranslator):
         written = b""
         if self._shows_thinking and (thought := self._thought_of(delta)):
             if has_state or self._context.maker:
+                self._kept.take(thought)
                 self._thought.append(thought)
             member = {"type": "thinking_delta", "thinking": thought}
             written = self._blocks.add_text("thinking", _NO_THINKING, member, thought, ending=self._seal_thought)

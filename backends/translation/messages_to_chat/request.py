@@ -33,7 +33,7 @@ from backends.translation.turn_state.history import STATE
 USER_LIMIT = 64  # characters of OpenAI's `user`
 SCHEMA_NAME = "output"  # of a JSON schema, which has a name in chat alone
 
-_SAME = ("model", "temperature", "top_p", "stream")
+_SAME = ("model", "temperature", "top_p", "top_k", "stream")  # `top_k` is an extension of many chats
 _KNOWN: Mapping[str, Any] = {
     **dict.fromkeys(_SAME, ANY),
     **dict.fromkeys(("messages", "system", "max_tokens", "stop_sequences", "metadata", "service_tier"), ANY),
@@ -290,7 +290,7 @@ class _Thought:
 
 def _providers(block: Mapping[str, Any], dropped: Omissions) -> list[Json]:
     """A block of a provider's own tool as a text."""
-    if dropped.drop(f"messages.content.{block['type']}") or not (text := as_text(block)):
+    if dropped.drop_known(f"messages.content.{block['type']}") or not (text := as_text(block)):
         return []
     return [{"type": "text", "text": text}]
 

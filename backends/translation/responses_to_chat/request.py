@@ -170,7 +170,7 @@ class _History:
     def _providers(self, item: Members, kind: str) -> None:
         """An item of a provider's own tool: a text of the assistant, or left out."""
         place = item.at(kind)
-        if not item.dropped.drop(place):
+        if not item.dropped.drop_known(place):
             text = as_text(kind, item.rest())
             if text:
                 self.close()
@@ -307,7 +307,7 @@ def _read_tool(tool: Members, names: Namespaces, beside_own: bool) -> list[Json]
     if kind != NAMESPACE:
         read = _search(tool) if kind == TOOL_SEARCH and _is_callers(tool) else _tool(tool, kind, beside_own)
         return [] if read is None else [read]
-    if tool.dropped.drop(tool.at(kind)):
+    if tool.dropped.drop_known(tool.at(kind)):
         return []
     namespace = tool.text("name")
     tool.label("description")

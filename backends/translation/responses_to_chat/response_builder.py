@@ -92,7 +92,8 @@ class ResponseBuilder:
         self._maker = context.maker
         self._ids = CallIds(body, context)
         self._namespaces = Namespaces(body)
-        self._state = ChatState()  # not sealed yet
+        self._kept = KeptTexts()
+        self._state = ChatState(self._kept)  # not sealed yet
         self._has_reasoning = False  # the text of details is that of the reasoning
         self.response: Json = {}  # once begun
         self.ended = False
@@ -105,10 +106,9 @@ class ResponseBuilder:
         self._item: Json = {}  # the open reasoning or message
         self._kind: _PartKind | None = None  # of the open part
         self._pieces: list[str] = []  # of the open part
-        self._kept = KeptTexts()
         self._logprobs: list[Any] = []
         self._annotations: list[Mapping[str, Any]] = []
-        self._streamed = StreamedCalls()
+        self._streamed = StreamedCalls(self._kept)
         self._calls: list[_Call] = []
         self._opened = 0  # calls that the caller was told of
 

@@ -14,7 +14,7 @@ from secrets import token_hex
 from typing import Any
 
 from backends.translation.translation import NO_CONTEXT, AnswerContext
-from backends.translation.turn_state.seals import opened, sealed
+from backends.translation.turn_state.seals import id_of_call, sealed
 
 PLAIN = re.compile(r"[a-zA-Z0-9_-]{1,64}")  # accepted by all servers that take ids as they come
 
@@ -57,8 +57,7 @@ def _history(body: Mapping[str, Any]) -> Iterator[str]:
         for call in (turn, *_listed(turn.get("tool_calls")), *_listed(turn.get("content"))):
             for name in ("id", "call_id"):
                 if isinstance(value := call.get(name), str):
-                    found = opened(value)
-                    yield str(found.state.get("id")) if found and isinstance(found.state, dict) else value
+                    yield id_of_call(value) or value
 
 
 def _listed(value: Any) -> list[Mapping[str, Any]]:

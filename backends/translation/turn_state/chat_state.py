@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from backends.translation.translation import Json
+from backends.translation.translation import Json, KeptTexts
 
 MEMBERS = ("extra_content", "provider_specific_fields", "thinking_blocks", "reasoning_opaque", "thought_signature")
 _TEXTS = {"reasoning.text": "text", "reasoning.summary": "summary"}  # member with the text, by type of the detail
@@ -52,20 +52,24 @@ def _without_mark(extra: Any) -> Any:
 
 
 class ChatState:
-    """State of the deltas so far that is not sealed yet."""
+    """State of the deltas so far that is not sealed yet. `kept`: bounds it, with all else that the answer keeps."""
 
-    __slots__ = ("_calls", "_details", "_members")
+    __slots__ = ("_calls", "_details", "_kept", "_members")
 
-    def __init__(self) -> None:
+    def __init__(self, kept: KeptTexts) -> None:
+        self._kept = kept
         self._details: list[Json] = []
         self._members: Json = {}
         self._calls: Json = {}
 
     def add(self, delta: Mapping[str, Any]) -> None:
-        """Note the state of a delta."""
+        """Note the state of a delta. Raises InexpressibleError where it is too much."""
         for detail in details_of(delta):
+            self._kept.take_state(detail)
             self._add_detail(detail)
-        self._members = merged(self._members, members_of(delta))
+        if members := members_of(delta):
+            self._kept.take_state(members)
+            self._members = merged(self._members, members)
 
     def add_late(self, call_id: str, state: Json) -> None:
         """Note state of a call whose id the caller knows already."""

@@ -19,7 +19,7 @@ from backends.interface import Operation
 from backends.translation.omissions import Omissions
 from backends.translation.translation import Json
 from backends.translation.turn_state.call_ids import plain_id
-from backends.translation.turn_state.seals import Opened, is_seal, opened
+from backends.translation.turn_state.seals import Opened, Opener, is_seal
 
 STATE = "firsttoken_state"  # member of a block or item on its way to a translation
 Recall = Callable[[str], str]  # the maker of a signature or cipher that no seal names; empty: not known
@@ -38,9 +38,11 @@ class TurnHistory:
         self._maker, self._recall = maker, recall
         self._read = _READERS.get(operation)
         self._is_native = is_native
+        self._seals = Opener()
 
     def opened(self, body: Json, dropped: Omissions) -> Json:
         """The body with the pool's own state, and without that of others. `body` is not changed."""
+        self._seals = Opener()
         return body if self._read is None else self._read(self, body, dropped)
 
     # -- Messages ------------------------------------------------------------------------
@@ -111,6 +113,9 @@ class TurnHistory:
                 dropped.leave_out("messages.reasoning_details")
                 return None
             return {**detail, member: found.state}
+        if not self._is_native and (detail.get("signature") or detail.get("data")):
+            dropped.leave_out("messages.reasoning_details")  # a chat server's own: a translated answer has sealed ones
+            return None
         return detail
 
     # -- Responses -----------------------------------------------------------------------
@@ -132,7 +137,7 @@ class TurnHistory:
         return self._call(item, "call_id", "input", dropped, is_result=str(item.get("type")).endswith("_output"))
 
     def _encrypted(self, item: Json, dropped: Omissions) -> Json | None:
-        found, kind = opened(item["encrypted_content"]), str(item.get("type"))
+        found, kind = self._seals.opened(item["encrypted_content"]), str(item.get("type"))
         rest = {name: value for name, value in item.items() if name != "encrypted_content"}
         if found is not None and found.maker == self._maker:
             if isinstance(found.state, str):
@@ -149,7 +154,7 @@ class TurnHistory:
 
     def _found(self, value: Any) -> Opened | None:
         """The maker of a value, by its seal or by memory; None: it is the pool's own as it stands, or not known."""
-        if (found := opened(value)) is not None:
+        if (found := self._seals.opened(value)) is not None:
             return found
         if not isinstance(value, str) or not value:
             return None
@@ -162,7 +167,7 @@ class TurnHistory:
         """A call or its result with the server's own id, and the call with its state."""
         if not isinstance(call, dict):
             return call
-        found = opened(call.get(member))
+        found = self._seals.opened(call.get(member))
         if found is None or not isinstance(found.state, dict):
             return dict(call)
         own, state = found.state.get("id"), None if is_result else found.state.get("state")

@@ -8,6 +8,7 @@ Rules:
 - Nothing is stored, and every gateway with the same pools opens a seal, also after a restart. A caller could forge one,
   and would send a provider only what he may send without.
 - The letters are those of the narrowest member, the id of a call in Messages.
+- The seals of a history have MOST_ELEMENTS in all: what is opened is bounded as a body is.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import msgspec
 MARK = "ftst1-"
 MARK_BYTES = MARK.encode()
 MAKER = 12  # hex digits
+MOST_ELEMENTS = 300_000  # values, arrays and objects: 20 MB and 50 ms; a state has some dozens
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
 
@@ -43,17 +45,47 @@ def sealed(maker: str, state: Any) -> str:
     return MARK + maker + urlsafe_b64encode(_encode(state)).rstrip(b"=").decode()
 
 
-def opened(text: Any) -> Opened | None:
-    """None: no seal, or one that is damaged."""
-    if not isinstance(text, str) or not text.startswith(MARK):
-        return None
-    begin = len(MARK) + MAKER
-    data = text[begin:]
+class Opener:
+    """Opens the seals of one history."""
+
+    def __init__(self) -> None:
+        self._left = MOST_ELEMENTS
+
+    def opened(self, text: Any) -> Opened | None:
+        """None: no seal, one that is damaged, or one too many."""
+        if not isinstance(text, str) or not text.startswith(MARK):
+            return None
+        try:
+            data = _written(text)
+            self._left -= data.count(b",") + data.count(b"[") + data.count(b"{")
+            state = _decode(data) if self._left >= 0 else None
+        except (ValueError, RecursionError):
+            return None
+        return Opened(text[len(MARK) : len(MARK) + MAKER], state) if self._left >= 0 else None
+
+
+class _OfCall(msgspec.Struct):
+    id: str
+
+
+_of_call = msgspec.json.Decoder(_OfCall).decode
+
+
+def id_of_call(text: str) -> str:
+    """The server's own id in the seal of a call, whose state is not decoded; empty: no seal, or no id in it."""
     try:
-        state = _decode(urlsafe_b64decode(data + "=" * (-len(data) % 4)))
+        return _of_call(_written(text)).id if text.startswith(MARK) else ""
     except (ValueError, RecursionError):
-        return None
-    return Opened(text[len(MARK) : begin], state)
+        return ""
+
+
+def _written(text: str) -> bytes:
+    """The JSON in a seal. Raises ValueError."""
+    data = text[len(MARK) + MAKER :]
+    return urlsafe_b64decode(data + "=" * (-len(data) % 4))
+
+
+FOREIGN = sealed("-" * MAKER, None)  # of no maker: left out for every pool
 
 
 def is_seal(text: Any) -> bool:

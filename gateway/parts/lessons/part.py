@@ -27,7 +27,6 @@ from backends.body_changes import BodyChange, ChangeKind, holds, meets
 from backends.facts.model_facts import Facts, Reasoning
 from backends.interface import FailureKind, Operation
 from backends.lessons.refusal import Lesson, Reading, RefusalVerdict, read_refusal
-from gateway.api.fitted_bodies import Server
 from gateway.api.inference_request import InferenceRequest, TranslatedBody
 from gateway.api.operation_fit import Servers
 from gateway.core.hooks import NO_HOOKS, Ask, Hooks, RoutePlan
@@ -173,8 +172,7 @@ class LessonsPart(Part):
             facts = self._returning(facts)
         if not returns and operation is _spoken(request, pool):
             return None
-        server = Server(frozenset({operation}), facts, servers.makers.get(pool, ""))
-        return self._operations.made_for(server, request, route)
+        return self._operations.made_for(servers.of(pool, frozenset({operation}), facts), request, route)
 
     def _returning(self, facts: Facts) -> Facts:
         """The facts of a server that wants reasoning back: one object for each, by which plans are known."""

@@ -26,6 +26,8 @@ class Origins(Part):
         self._operations = core.dispatcher.operations
         self._makers: dict[bytes, str] = {}
         self._by_caller: dict[str, dict[bytes, None]] = {}  # digests, the oldest first
+        self._by_count: dict[int, dict[str, None]] = {}  # callers with so many: the most is found in one step
+        self._most = 0  # digests of one caller
 
     def on(self, plan: RoutePlan) -> Hooks:
         speaks = any(Operation.MESSAGES in plan.runtime.operations[pool] for pool in plan.route.pools)
@@ -48,11 +50,28 @@ class Origins(Part):
         if digest in self._makers:
             return
         self._makers[digest] = maker
-        self._by_caller.setdefault(caller, {})[digest] = None
+        known = self._by_caller.setdefault(caller, {})
+        known[digest] = None
+        self._recount(caller, len(known) - 1, len(known))
         if len(self._makers) > MOST:
-            most = max(self._by_caller.values(), key=len)
-            oldest = next(iter(most))
-            del most[oldest], self._makers[oldest]
+            self._forget_oldest(next(iter(self._by_count[self._most])))
+
+    def _forget_oldest(self, caller: str) -> None:
+        known = self._by_caller[caller]
+        oldest = next(iter(known))
+        del known[oldest], self._makers[oldest]
+        if not known:
+            del self._by_caller[caller]
+        self._recount(caller, len(known) + 1, len(known))
+
+    def _recount(self, caller: str, before: int, now: int) -> None:
+        if before:
+            del self._by_count[before][caller]
+            if not self._by_count[before]:
+                del self._by_count[before]
+        if now:
+            self._by_count.setdefault(now, {})[caller] = None
+        self._most = now if now > self._most or self._most not in self._by_count else self._most
 
 
 def _digest(signature: str) -> bytes:

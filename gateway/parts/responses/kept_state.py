@@ -1,32 +1,28 @@
 """Requests that refer to state which an endpoint keeps for the caller: responses, conversations, message threads.
 
 Such a request goes to the endpoint with that state, under the backend's own ids; the ids in its answer are sealed.
+Encrypted reasoning returns to the pool that has made it, and holds a request at none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 from backends.http.connection_pool import BackendAddress
 from backends.interface import Operation
-from backends.translation.reply_translation import RewrittenAnswer
 from gateway.admission.auth import Tenant
 from gateway.api.dialects import RESPONSES_OPERATIONS
 from gateway.config.pool_section import PoolSection
 from gateway.core.hooks import NO_HOOKS, Ask, Hooks, RoutePlan
 from gateway.core.part import Part
 from gateway.parts.responses.state_answer import StateAnswer
-from gateway.parts.responses.state_ids import StateIds, open_request, seal_key
+from gateway.parts.responses.state_ids import Home, StateIds, open_request, seal_key
 from gateway.parts.responses.threads import ThreadAnswer, has_thread, not_found, open_thread, unsupported
 from gateway.runtime import Runtime
 from gateway.wiring import Core
 from policies.routes.route import Route
 from policies.types import Decision
-
-Opened = Callable[[Mapping[str, Any], StateIds, Collection[str]], tuple[Mapping[str, Any], str]]
-Sealed = Callable[[StateIds, str], RewrittenAnswer]
 
 
 class KeptState(Part):
@@ -44,19 +40,30 @@ class KeptState(Part):
 
     async def open_responses(self, ask: Ask) -> None:
         """Raises ApiError for state that is unknown."""
-        await self._open(ask, open_request, StateAnswer)
+        request, ids = ask.request, state_ids(ask.runtime, ask.tenant)
+        ask.rewrite = partial(StateAnswer, ids)
+        opened = await self._decider.off_loop(
+            request.size, open_request, request.body, ids, homes(ask.runtime, ask.route)
+        )
+        request.body, request.pinned = opened.body, opened.pinned
+        request.readers, request.has_turn_state = opened.readers, opened.has_turns
 
     async def open_thread(self, ask: Ask) -> None:
         """Raises ApiError for a thread that is unknown."""
-        if has_thread(ask.request):
-            await self._open(ask, open_thread, ThreadAnswer)
-
-    async def _open(self, ask: Ask, opened: Opened, sealed: Sealed) -> None:
-        request, ids = ask.request, state_ids(ask.runtime, ask.tenant)
-        ask.rewrite = partial(sealed, ids)
+        request = ask.request
+        if not has_thread(request):
+            return
+        ids = state_ids(ask.runtime, ask.tenant)
+        ask.rewrite = partial(ThreadAnswer, ids)
         request.body, request.pinned = await self._decider.off_loop(
-            request.size, opened, request.body, ids, ask.runtime.endpoints(ask.route)
+            request.size, open_thread, request.body, ids, ask.runtime.endpoints(ask.route)
         )
+
+
+def homes(runtime: Runtime, route: Route) -> Mapping[str, Home]:
+    """By id of an endpoint that the route may use."""
+    pools = {one.id: pool for pool in route.pools for one in runtime.pools[pool].endpoints}
+    return {id: Home(pools[id], runtime.makers[pools[id]]) for id in runtime.endpoints(route)}
 
 
 async def refuse_thread_at_once(ask: Ask) -> None:

@@ -10,19 +10,22 @@ Rules:
 - The key of the seals belongs to a key of a caller (a tenant): an id of another tenant is as unknown as a forged one.
 - Nothing of an endpoint's name can be read from an id: its digits are an HMAC too.
 - A seal depends on nothing else: the same id of a backend always gets the same seal.
+- A session may change its model at any step: encrypted reasoning pins a request to no pool. One that is unknown (of a
+  backend that the request cannot use, or forged) is left out as another maker's is. Without an id, or a compaction,
+  an answer would be another answer: unknown ones are refused.
 """
 
 from __future__ import annotations
 
 import hmac
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import sha256
 from typing import Any
 
-from backends.translation.turn_state.seals import is_seal
+from backends.translation.turn_state.seals import FOREIGN, is_seal, sealed
 from gateway.api.api_error import ApiError
 
 SEAL = 32  # hex digits, of which the endpoint's are
@@ -97,12 +100,29 @@ def _tag(key: bytes, endpoint: str) -> str:
 # -- requests --------------------------------------------------------------------------------
 
 
-def open_request(body: Mapping[str, Any], ids: StateIds, endpoints: Collection[str]) -> tuple[Mapping[str, Any], str]:
-    """Return the body with the backend's own ids, and the endpoint with that state; empty: the body names no state.
+@dataclass(frozen=True, slots=True)
+class Home:
+    """The pool of an endpoint, and the digest of the account and the model there."""
 
-    `endpoints`: all that may serve the request. Raises ApiError (404) for an unknown id.
-    """
-    opener = _Opener(ids, endpoints)
+    pool: str
+    maker: str
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedState:
+    """A body with the backends' own ids. `pinned`: the endpoint with that state; empty: any may serve the request.
+    `readers`: by pool, the endpoint that reads its encrypted reasoning. `has_turns`: the body has such reasoning,
+    sealed for its makers."""
+
+    body: Mapping[str, Any]
+    pinned: str = ""
+    readers: Mapping[str, str] = field(default_factory=dict)
+    has_turns: bool = False
+
+
+def open_request(body: Mapping[str, Any], ids: StateIds, homes: Mapping[str, Home]) -> OpenedState:
+    """`homes`: of all endpoints that may serve the request. Raises ApiError (404) for an unknown id."""
+    opener = _Opener(ids, homes)
     changed: dict[str, Any] = {}
     if isinstance(given := body.get("previous_response_id"), str):
         changed["previous_response_id"] = opener.id(given, "previous_response_id", "Previous response")
@@ -112,9 +132,12 @@ def open_request(body: Mapping[str, Any], ids: StateIds, endpoints: Collection[s
     elif isinstance(conversation, dict) and isinstance(given := conversation.get("id"), str):
         changed["conversation"] = {**conversation, "id": opener.id(given, "conversation", "Conversation")}
     items = body.get("input")
-    if isinstance(items, list) and any(map(_encrypted, items)):
-        changed["input"] = [opener.item(item, f"input[{place}]") for place, item in enumerate(items)]
-    return {**body, **changed} if changed else body, opener.endpoint
+    if not isinstance(items, list) or not any(map(_encrypted, items)):
+        return OpenedState({**body, **changed} if changed else body, opener.endpoint)
+    items = [opener.compaction(item, f"input[{place}]") for place, item in enumerate(items)]
+    reasoning = _Reasoning(ids, homes, opener.endpoint)
+    changed["input"] = reasoning.opened(items)
+    return OpenedState({**body, **changed}, opener.endpoint, reasoning.readers, reasoning.found)
 
 
 def _encrypted(item: Any) -> bool:
@@ -123,39 +146,65 @@ def _encrypted(item: Any) -> bool:
     return isinstance(content, str) and not is_seal(content)
 
 
+def _is_reasoning(item: Any) -> bool:
+    return _encrypted(item) and item.get("type") == "reasoning"
+
+
 class _Opener:
-    """Opens the ids of one request, all of which must belong to one endpoint."""
+    """Opens what a request cannot do without, all of which must belong to one endpoint."""
 
     def __init__(self, ids: StateIds, endpoints: Collection[str]) -> None:
         self.endpoint = ""
         self._ids, self._endpoints = ids, endpoints
-        self._known: dict[str, str] = {}  # ids opened: a history repeats its encrypted items
 
     def id(self, sealed: str, param: str, what: str) -> str:
         code = f"{what.lower().replace(' ', '_')}_not_found"
         message = f"{what} with id '{sealed[:100]}' not found."
         return self._opened(self._ids.open, sealed, ApiError(404, message, code=code, param=param, logged=code))
 
-    def item(self, item: Any, place: str) -> Any:
-        if not _encrypted(item):
+    def compaction(self, item: Any, place: str) -> Any:
+        """An item with a compacted history in the place of its turns, and any other than reasoning."""
+        if not _encrypted(item) or _is_reasoning(item):
             return item
         code, param = "invalid_encrypted_content", f"{place}.encrypted_content"
-        unknown = ApiError(404, f"'{param}' was not given out by this gateway.", code=code, param=param, logged=code)
+        message = f"'{param}' was not given out by a backend that the request may use."
+        unknown = ApiError(404, message, code=code, param=param, logged=code)
         return {**item, "encrypted_content": self._opened(self._ids.open_content, item["encrypted_content"], unknown)}
 
     def _opened(
         self, opened: Callable[[str, Iterable[str]], StateHolder | None], sealed: str, unknown: ApiError
     ) -> str:
-        if sealed in self._known:
-            return self._known[sealed]
         holder = opened(sealed, self._endpoints)
         if holder is None:
             raise unknown
         if self.endpoint not in ("", holder.endpoint):
             message = f"'{unknown.param}' belongs to another backend than what the request refers to before."
             raise ApiError(400, message, code="state_of_two_backends", param=unknown.param)
-        self.endpoint, self._known[sealed] = holder.endpoint, holder.id
+        self.endpoint = holder.endpoint
         return holder.id
+
+
+class _Reasoning:
+    """Seals encrypted reasoning for its makers, which get it back as it was; every other pool goes without
+    (`backends.translation.turn_state.history`). Of a pool's endpoints, which need not read each other's, the one with
+    the latest reads it. `pinned`: the one endpoint that can serve the request."""
+
+    def __init__(self, ids: StateIds, homes: Mapping[str, Home], pinned: str) -> None:
+        self.readers: dict[str, str] = {homes[pinned].pool: pinned} if pinned else {}
+        self.found = False
+        self._ids, self._homes = ids, homes
+
+    def opened(self, items: Sequence[Any]) -> list[Any]:
+        latest_first = [self._item(item) if _is_reasoning(item) else item for item in reversed(items)]
+        return latest_first[::-1]
+
+    def _item(self, item: Mapping[str, Any]) -> Mapping[str, Any]:
+        self.found = True
+        holder = self._ids.open_content(item["encrypted_content"], self._homes)
+        home = self._homes[holder.endpoint] if holder is not None else None
+        if holder is None or home is None or self.readers.setdefault(home.pool, holder.endpoint) != holder.endpoint:
+            return {**item, "encrypted_content": FOREIGN}
+        return {**item, "encrypted_content": sealed(home.maker, holder.id)}
 
 
 def _prefix(backend_id: str) -> str:

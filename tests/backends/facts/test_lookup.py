@@ -94,7 +94,7 @@ def test_a_family_holds_over_its_api_and_what_an_api_has_above_all_over_both() -
 def test_weights_have_the_facts_of_their_template_on_own_engines() -> None:
     """Not those of their maker's API."""
     assert facts_of("vllm", "mistralai/Mistral-Small-3.2").system is System.FIRST
-    assert facts_of("mistral", "mistral-small-latest").system is System.ANYWHERE
+    assert facts_of("openrouter", "mistralai/mistral-small-3.2").system is System.ANYWHERE
     assert facts_of("vllm", "mistralai/Mistral-Small-3.2").unknown_members is UnknownMembers.IGNORED
 
 
@@ -160,7 +160,9 @@ def test_what_a_pool_states_holds_over_every_row(model: str, accepts: dict[str, 
 def test_a_member_that_a_row_refuses_is_accepted_where_the_pool_says_so() -> None:
     """The provider has learned it since."""
     assert "seed" in facts_of("gemini", "gemini-3.8-flash").refused
-    assert "seed" not in facts_of("gemini", "gemini-3.8-flash", {"seed": True}).refused
+    stated = facts_of("gemini", "gemini-3.8-flash", {"seed": True, "store": True})
+    assert "seed" not in stated.refused
+    assert {"seed", "store"} <= (stated.members or frozenset())
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,7 +13,7 @@ from backends.facts.model_facts import Facts, Reasoning, System
 from backends.fitting.fit import fit, plan
 from backends.fitting.target import Author
 from backends.translation.omissions import Omissions
-from tests.backends.fitting.bodies import ASKED, CHAT, MESSAGES, Json, fitted
+from tests.backends.fitting.bodies import ASKED, CHAT, MESSAGES, RESPONSES, Json, fitted
 
 CALL: Json = {"id": "abcdefghi", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 RESULT: Json = {"role": "tool", "tool_call_id": "abcdefghi", "content": "1"}
@@ -120,3 +121,63 @@ def test_a_call_without_the_state_that_a_server_wants_has_the_documented_placeho
     assert found == [{**CALL, "extra_content": {"google": {"thought_signature": path}}}, CALL]
     signed = {**turn, "tool_calls": [own, CALL]}
     assert messages(facts, ASKED, signed, author=author)[1]["tool_calls"] == [own, CALL]
+
+
+@pytest.mark.parametrize("author", Author)
+def test_such_state_among_the_details_of_the_reasoning_has_its_placeholder_there(author: Author) -> None:
+    """By the model, at a server that keeps state so. A turn with state of its own stays."""
+    bare = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+    own = {**bare, "reasoning_details": [{"type": "reasoning.encrypted", "data": "zz", "format": "google-gemini-v1"}]}
+    facts = facts_of("openrouter", "google/gemini-3.8-flash")
+    _, first, _, second, _ = messages(facts, ASKED, bare, RESULT, own, RESULT, author=author)
+    assert first["reasoning_details"] == [{**facts.detail_placeholder, "id": CALL["id"], "index": 0}]
+    assert second == own
+    other = facts_of("openrouter", "openai/gpt-6-luna")
+    assert messages(other, ASKED, bare, RESULT, author=author)[1] == bare
+
+
+@pytest.mark.parametrize("author", Author)
+def test_state_of_calls_of_another_server_is_left_out_for_one_that_judges_a_body(author: Author) -> None:
+    extra = {"extra_content": {"google": {"thought_signature": "zz"}}}
+    turn = {"role": "assistant", "content": None, "tool_calls": [{**CALL, **extra}]}
+    sent, told = fitted(facts_of("openai", "gpt-4.1"), CHAT, {"messages": [ASKED, turn, RESULT]}, author)
+    assert sent["messages"][1]["tool_calls"] == [CALL]
+    assert told == ["messages.tool_calls.members"]
+    assert messages(facts_of("gemini", "gemini-3.8-flash"), ASKED, turn, RESULT, author=author)[1] == turn
+
+
+@pytest.mark.parametrize("author", Author)
+def test_thinking_among_the_parts_of_a_turn_is_left_out_where_no_server_reads_it(author: Author) -> None:
+    """Mistral keeps its reasoning there."""
+    thought, text = {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}, {"type": "text", "text": "a"}
+    turn: Any = {"role": "assistant", "content": [thought, text]}
+    turn = turn if author is Author.GATEWAY else msgspec.Raw(msgspec.json.encode(turn))  # as a caller's are
+    sent, told = fitted(facts_of("dashscope", "qwen3.8-max"), CHAT, {"messages": [ASKED, turn, ASKED]}, author)
+    assert (sent["messages"][1], told) == ({"role": "assistant", "content": [text]}, ["messages.content.thinking"])
+    assert fitted(facts_of("mistral", "m"), CHAT, {"messages": [ASKED, turn, ASKED]}, author)[1] == []
+
+
+# -- Responses -----------------------------------------------------------------------------------------
+
+OWN: Json = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "gAAA"}
+KEPT: Json = {"type": "reasoning", "id": "rs_2", "summary": []}
+TEXT: Json = {"type": "reasoning", "id": "rs_3", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]}
+ITEM: Json = {"role": "user", "content": "hi"}
+
+
+def items(body: Json, author: Author, api: str = "openai") -> tuple[list[Json], list[str]]:
+    written = [msgspec.Raw(msgspec.json.encode(each)) for each in (ITEM, OWN, KEPT, TEXT)]
+    sent, told = fitted(facts_of(api, "m"), RESPONSES, {"input": written, **body}, author)
+    return msgspec.json.decode(msgspec.json.encode(sent["input"])), told
+
+
+@pytest.mark.parametrize("author", [Author.CALLER, Author.KNOWING])
+def test_reasoning_that_a_server_of_responses_has_not_made_is_left_out_and_told(author: Author) -> None:
+    """Its own is encrypted, or kept under its id where the caller lets it store."""
+    assert items({}, author) == ([ITEM, OWN, KEPT], ["input.reasoning"])
+    assert items({"store": False}, author) == ([ITEM, OWN], ["input.reasoning"])
+    assert items({"store": False}, author, "vllm") == ([ITEM, OWN, KEPT, TEXT], [])
+
+
+def test_reasoning_of_a_translation_has_no_id_that_a_server_knows() -> None:
+    assert items({"store": True}, Author.GATEWAY) == ([ITEM, OWN], ["input.reasoning"])

@@ -91,3 +91,12 @@ def test_tools_that_a_model_takes_without_thinking_alone_switch_thinking_off_ove
     assert (sent["reasoning_effort"], told) == ("none", ["reasoning_effort"])
     with pytest.raises(UntranslatableError, match="tools"):
         fitted(facts_of("openai", "gpt-6-astra"), CHAT, {"tools": [FUNCTION]})
+
+
+def test_beside_an_answer_in_json_thinking_is_switched_off_where_the_model_has_one_of_the_two() -> None:
+    """The form of the answer is meant. A text is no form."""
+    dashscope, shape = facts_of("dashscope", "qwen3.8-max"), {"response_format": {"type": "json_object"}}
+    assert fitted(dashscope, CHAT, shape) == ({**shape, "enable_thinking": False}, ["reasoning_effort"])
+    text = {"response_format": {"type": "text"}}
+    assert fitted(dashscope, CHAT, text) == (text, [])
+    assert fitted(facts_of("vllm", "qwen3.6-27b"), CHAT, shape) == (shape, [])

@@ -166,7 +166,7 @@ def streamed(step: Any, arguments: str, size: int) -> str:
     events, stream = [], step.stream({})
     pieces = [arguments[at : at + size] for at in range(0, len(arguments), size)]
     for number, piece in enumerate(pieces):
-        head = {"id": "a", "type": "function"} if not number else {}
+        head = {"id": "a", "type": "function", "extra_content": {"sig": "zz"}} if not number else {}
         function = {"arguments": piece, **({"name": "apply_patch"} if not number else {})}
         delta = {"tool_calls": [{"index": 0, **head, "function": function}]}
         events.append({"choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
@@ -176,6 +176,7 @@ def streamed(step: Any, arguments: str, size: int) -> str:
     calls = [call for event in found for call in event["choices"][0]["delta"].get("tool_calls", ())]
     assert calls[0]["type"] == "custom"
     assert calls[0]["custom"]["name"] == "apply_patch"
+    assert calls[0]["extra_content"] == {"sig": "zz"}  # state that the server wants back
     return "".join(call["custom"]["input"] for call in calls)
 
 

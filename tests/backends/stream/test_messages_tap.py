@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends.interface import FailureKind, Usage
-from backends.stream.native_taps import MessagesBodyTap, MessagesTap
+from backends.stream.native_taps import MOST_SIGNED, MessagesBodyTap, MessagesTap
 from tests.support.dialect_strategies import answers, message_events, named_sse
 
 
@@ -45,6 +46,26 @@ def read(*parts: bytes) -> MessagesTap:
         tap.feed(part)
     tap.close()
     return tap
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        lambda text: delta(type="signature_delta", signature=text),
+        lambda text: block(type="redacted_thinking", data=text),
+    ],
+    ids=["signature", "cipher"],
+)
+def test_endless_signatures_fill_no_memory(written: Callable[[str], bytes]) -> None:
+    """They are remembered after the end: a stream of them is no longer in memory than an honest answer's."""
+    honest, long = "s" * 2_000, "x" * (MOST_SIGNED // 4 + 1)
+    tap = read(START, written(honest), *[written(long)] * 9, STOP)
+    assert tap.facts.signatures == [honest, long, long, long]
+    whole = MessagesBodyTap()
+    parts = [{"type": "redacted_thinking", "data": long}] * 9
+    whole.feed(json.dumps({"id": "m", "type": "message", "content": parts, "stop_reason": "end_turn"}).encode())
+    whole.close()
+    assert whole.facts.signatures == [long] * 3
 
 
 @pytest.mark.parametrize(

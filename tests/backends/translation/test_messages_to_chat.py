@@ -29,7 +29,6 @@ def said(*blocks: Json, role: str = "user") -> list[Json]:
 @pytest.mark.parametrize(
     ("members", "param"),
     [
-        ({"top_k": 5}, "top_k"),
         ({"container": "c"}, "container"),
         ({"mcp_servers": [{}]}, "mcp_servers"),
         ({"inference_geo": "eu"}, "inference_geo"),

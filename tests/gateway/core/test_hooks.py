@@ -37,7 +37,8 @@ def test_a_plan_holds_the_hooks_that_want_it_in_the_order_of_the_parts() -> None
     plans = Plans([OfAll(), OfChats()])
     assert plans.of(RUNTIME, ROUTE, Operation.CHAT).placed == (second, first)
     assert plans.of(RUNTIME, ROUTE, Operation.COMPLETION).placed == (second,)
-    assert Plans().of(RUNTIME, ROUTE, Operation.CHAT) == RoutePlan(RUNTIME, ROUTE, Operation.CHAT)
+    bare = Plans().of(RUNTIME, ROUTE, Operation.CHAT)
+    assert bare == RoutePlan(RUNTIME, ROUTE, Operation.CHAT, bare.fitted)
 
 
 def test_a_plan_is_made_once_for_a_runtime() -> None:

@@ -19,7 +19,7 @@ from backends.translation.reply_translation import AnswerTranslation
 from backends.translation.translation import AnswerContext, sse
 from backends.translation.turn_state.call_ids import PLAIN, CallIds, plain_id
 from backends.translation.turn_state.history import TurnHistory
-from backends.translation.turn_state.seals import is_seal, maker_of, opened, sealed
+from backends.translation.turn_state.seals import Opener, is_seal, maker_of, sealed
 
 Json = dict[str, Any]
 OWN, OTHER = maker_of("key", "m"), maker_of("key", "n")
@@ -150,7 +150,7 @@ def next_request(answer: Json, caller: Operation) -> Json:
 def test_a_seal_opens_to_what_was_sealed(state: Any) -> None:
     """Its letters fit the narrowest member, the id of a call in Messages."""
     text = sealed(OWN, state)
-    found = opened(text)
+    found = Opener().opened(text)
     assert found is not None
     assert (found.maker, json.dumps(found.state)) == (OWN, json.dumps(state))
     assert is_seal(text)
@@ -224,3 +224,17 @@ def test_no_end_is_invented(word: str) -> None:
 )
 def test_a_word_that_begins_as_a_failure_is_one(word: str) -> None:
     assert is_failed(word)
+
+
+def test_state_of_a_chat_server_goes_to_no_server_of_another_dialect() -> None:
+    """Sealed is what a translated answer held: what is not has passed untouched from a server of chat."""
+    signed = {"type": "reasoning.text", "text": "hm", "signature": "zz"}
+    plain = {"type": "reasoning.summary", "summary": "hm"}
+    body = {"messages": [{"role": "assistant", "content": "a", "reasoning_details": [signed, plain]}]}
+    dropped = Omissions()
+    opened = TurnHistory("m", Operation.CHAT, is_native=False).opened(body, dropped)
+    assert (opened["messages"][0]["reasoning_details"], list(dropped.noted)) == (
+        [plain],
+        ["messages.reasoning_details"],
+    )
+    assert TurnHistory("m", Operation.CHAT, is_native=True).opened(body, Omissions()) == body

@@ -10,10 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from backends.translation.turn_state.seals import FOREIGN, sealed
 from gateway.api.api_error import ApiError
-from gateway.parts.responses.state_ids import SEAL, StateHolder, StateIds, open_request, seal_key
+from gateway.parts.responses.state_ids import SEAL, Home, OpenedState, StateHolder, StateIds, open_request, seal_key
 
 ENDPOINTS = ["large/10.0.1.11:8000", "small/10.0.0.11:8000", "small/10.0.0.12:8000"]
+HOMES = {name: Home(name.partition("/")[0], f"maker-{name[:5]}") for name in ENDPOINTS}
 SECRET = b"of the configuration"
 
 
@@ -88,12 +90,16 @@ def test_an_id_keeps_its_prefix_and_tells_nothing_of_the_endpoint(backend_id: st
 
 def refused(body: dict[str, Any]) -> ApiError:
     with pytest.raises(ApiError) as refusal:
-        open_request(body, ids(), ENDPOINTS)
+        open_request(body, ids(), HOMES)
     return refusal.value
 
 
 def reasoning(content: str) -> dict[str, Any]:
     return {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": content}
+
+
+def compaction(content: str) -> dict[str, Any]:
+    return {"type": "compaction", "encrypted_content": content}
 
 
 def test_a_request_gets_the_backend_s_ids_back_and_its_endpoint() -> None:
@@ -103,18 +109,46 @@ def test_a_request_gets_the_backend_s_ids_back_and_its_endpoint() -> None:
         "model": "m",
         "previous_response_id": seal("resp_1", ENDPOINTS[1]),
         "conversation": {"id": seal("conv_1", ENDPOINTS[1])},
-        "input": [said, reasoning(content)],
+        "input": [said, compaction(content)],
     }
     before = json.dumps(body)
-    opened, endpoint = open_request(body, ids(), ENDPOINTS)
-    assert endpoint == ENDPOINTS[1]
-    assert opened == {
+    opened = open_request(body, ids(), HOMES)
+    assert opened.pinned == ENDPOINTS[1]
+    assert opened.body == {
         "model": "m",
         "previous_response_id": "resp_1",
         "conversation": {"id": "conv_1"},
-        "input": [said, reasoning("gAAAA")],
+        "input": [said, compaction("gAAAA")],
     }
     assert json.dumps(body) == before  # parsed bodies are shared
+
+
+def test_reasoning_is_sealed_for_its_maker_and_holds_a_request_at_no_pool() -> None:
+    """Of a pool's endpoints the one with the latest reads it: what another of the pool has made is for nobody."""
+    given = [ENDPOINTS[1], ENDPOINTS[0], ENDPOINTS[2]]
+    body = {"input": [reasoning(ids().seal_content("gAAAA", endpoint)) for endpoint in given]}
+    opened = open_request(body, ids(), HOMES)
+    contents = [item["encrypted_content"] for item in opened.body["input"]]
+    assert contents == [FOREIGN, sealed("maker-large", "gAAAA"), sealed("maker-small", "gAAAA")]
+    assert (opened.pinned, opened.has_turns) == ("", True)
+    assert opened.readers == {"large": ENDPOINTS[0], "small": ENDPOINTS[2]}
+
+
+@pytest.mark.parametrize("content", ["gAAAA", ids("other").seal_content("gAAAA", ENDPOINTS[0])])
+def test_reasoning_that_no_backend_of_the_request_has_made_is_for_nobody(content: str) -> None:
+    """A session may come from another model, and from another gateway."""
+    opened = open_request({"input": [reasoning(content)]}, ids(), HOMES)
+    assert [item["encrypted_content"] for item in opened.body["input"]] == [FOREIGN]
+    assert (opened.pinned, opened.readers) == ("", {})
+
+
+def test_where_a_request_is_held_at_an_endpoint_that_one_reads_the_reasoning_of_its_pool() -> None:
+    contents = [ids().seal_content("gAAAA", endpoint) for endpoint in ENDPOINTS]
+    body = {"previous_response_id": ids().seal("resp_1", ENDPOINTS[1]), "input": [*map(reasoning, contents)]}
+    opened = open_request(body, ids(), HOMES)
+    assert opened.readers["small"] == opened.pinned == ENDPOINTS[1]
+    found = [item["encrypted_content"] for item in opened.body["input"]]
+    assert found[1:] == [sealed("maker-small", "gAAAA"), FOREIGN]
 
 
 @pytest.mark.parametrize(
@@ -126,7 +160,7 @@ def test_a_request_gets_the_backend_s_ids_back_and_its_endpoint() -> None:
     ],
 )
 def test_a_request_without_state_is_left_as_it_is(body: dict[str, Any]) -> None:
-    assert open_request(body, ids(), ENDPOINTS) == (body, "")
+    assert open_request(body, ids(), HOMES) == OpenedState(body)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +169,7 @@ def test_a_request_without_state_is_left_as_it_is(body: dict[str, Any]) -> None:
         ({"previous_response_id": "resp_1"}, "previous_response_not_found", "previous_response_id"),
         ({"conversation": "conv_1"}, "conversation_not_found", "conversation"),
         ({"conversation": {"id": "conv_1"}}, "conversation_not_found", "conversation"),
-        ({"input": [reasoning("gAAAA")]}, "invalid_encrypted_content", "input[0].encrypted_content"),
+        ({"input": [compaction("gAAAA")]}, "invalid_encrypted_content", "input[0].encrypted_content"),
     ],
 )
 def test_an_unknown_id_is_not_found(body: dict[str, Any], code: str, param: str) -> None:
@@ -147,6 +181,6 @@ def test_an_unknown_id_is_not_found(body: dict[str, Any], code: str, param: str)
 def test_state_of_two_backends_fits_none() -> None:
     body = {
         "previous_response_id": ids().seal("resp_1", ENDPOINTS[0]),
-        "input": [reasoning(ids().seal_content("gAAAA", ENDPOINTS[1]))],
+        "input": [compaction(ids().seal_content("gAAAA", ENDPOINTS[1]))],
     }
     assert (refused(body).status, refused(body).param) == (400, "input[0].encrypted_content")

@@ -1,0 +1,47 @@
+"""The transcript bench of the field.
+
+    python -m tests.programs.field [--conversations N] [--sessions N] [--seed N] [--apis NAMES] [--alone]
+        [--write]
+
+Generates conversations of ten clients, sends them through a gateway to fakes of every API, which verify each request
+and refuse in the API's words, and prints what was refused, altered or lost. `--apis`: separated by commas; `--write`:
+the page benchmarks/field.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from time import monotonic
+
+from tests.programs.field.page import page
+from tests.programs.field.shares import Plan, carry_out
+
+PAGE = Path(__file__).parents[3] / "benchmarks" / "field.md"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.programs.field")
+    parser.add_argument("--conversations", type=int, default=2000)
+    parser.add_argument("--sessions", type=int, default=50)
+    parser.add_argument("--steps", type=int, default=200, help="of a session")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--apis", type=lambda text: tuple(text.split(",")), default=())
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--rows", type=int, default=150)
+    parser.add_argument("--alone", action="store_true", help="routes with one pool each")
+    parser.add_argument("--write", action="store_true")
+    args = parser.parse_args()
+    begun = monotonic()
+    plan = Plan(args.conversations, args.sessions, args.steps, args.seed, args.apis, args.jobs, args.alone)
+    text = page(plan, carry_out(plan), args.rows)
+    print(text)
+    print(f"{monotonic() - begun:.0f} s", file=sys.stderr)
+    if args.write:
+        PAGE.write_text(text + "\n", "utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
