@@ -71,18 +71,16 @@ class OperationFit:
     def is_plain(self, request: InferenceRequest, members: frozenset[str] | None, written: bytes) -> bool:
         """True where every pool gets the body as it is. `members`: of the route (`fitted_members`); `written`: the body
         as the caller has sent it."""
-        if members is None or self.lacking or MARK_BYTES in written or not members.isdisjoint(request.body):
+        if members is None or self.lacking or not members.isdisjoint(request.body):
             return False
-        return (
-            self.recall is None or request.operation not in _SIGNED or not any(map(written.__contains__, _SIGNATURES))
-        )
+        return not self._has_state(request, written)
 
     def work(
         self, request: InferenceRequest, route: Route, servers: Servers, written: bytes
     ) -> Callable[[], None] | None:
         """The fit of a request, which may take long; None: every pool gets the body as it is. `written`: the body as
         the caller has sent it."""
-        has_state = request.has_turn_state or self.holds_state(request.operation, written)
+        has_state = self._has_state(request, written)
         is_native = not self.lacking and all(request.operation in servers.native[pool] for pool in route.pools)
         if is_native and not has_state and not self.concerns(request, route, servers):
             return None
@@ -91,6 +89,9 @@ class OperationFit:
     def concerns(self, request: InferenceRequest, route: Route, servers: Servers) -> bool:
         """True where a pool that speaks the request's dialect may need another body."""
         return self.bodies.concerns(request, [servers.facts(pool) for pool in route.pools], _author(route))
+
+    def _has_state(self, request: InferenceRequest, written: bytes) -> bool:
+        return request.has_turn_state or self.holds_state(request.operation, written)
 
     def holds_state(self, operation: Operation, body: bytes) -> bool:
         """The history has state that a provider has tied to a turn, as far as the gateway knows its maker."""

@@ -64,7 +64,7 @@ def test_an_operation_that_was_served_before_is_not_found_lacking() -> None:
 
 KINDS = {
     "local": {"backend": "vllm"},
-    "other": {"backend": "compatible", "model": "qwen3.5", "accepts": {"temperature": False}},
+    "other": {"backend": "compatible", "model": "m", "accepts": {"temperature": False}},
     "tgi": {"backend": "tgi"},
     "openai": {"backend": "openai", "model": "gpt-5.1", "api_key": "k"},
     "mistral": {"backend": "mistral", "model": "mistral-large-latest", "api_key": "k"},
