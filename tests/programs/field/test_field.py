@@ -60,7 +60,7 @@ def test_every_api_is_asked() -> None:
 
 
 def test_a_page_names_every_api() -> None:
-    text = page(Plan(SLICE, 0, 0, 0, (), 1, False), Found(results()), 5)
+    text = page(Plan(SLICE, 0, 0, 0, (), 1), Found(results()), 5)
     assert [api for api in by_api() if f"| {api} |" not in text] == []
 
 
