@@ -271,7 +271,7 @@ async def test_reasoning_that_the_server_demands_is_returned() -> None:
             status, _, message = await ask(caller, path="/v1/messages", messages=turns, tools=[tool])
             assert (status, len(server.bodies)) == (200, bodies), message
         (lesson,) = await lessons(gateway)
-        assert lesson["lesson"] == "reasoning of earlier turns is returned"
+        assert lesson["lesson"] == "fitted to accepts.reasoning: returned"
 
 
 # --------------------------------------------------------------------------- the next pool

@@ -319,7 +319,7 @@ MENDS: dict[str, tuple[Any, dict[str, Any], str]] = {  # error, body, the lesson
     "DeepSeek: reasoning": (
         openai("The reasoning_content in the thinking mode must be passed back to the API."),
         CHAT,
-        "reasoning of earlier turns is returned",
+        "fitted to accepts.reasoning: returned",
     ),
     "OpenRouter: one of two": (
         openai('Only one of "temperature" and "top_p" can be specified'),

@@ -117,7 +117,8 @@ class Conversation:
         if form == REFUSED:
             self.results.broken.add((self.seed, target.api))
             first = failed[-1].violations[0]
-            self.results.lost[target.pool, form_of(first), first.kind] += 1
+            if not first.means:
+                self.results.lost[target.pool, form_of(first), first.kind] += 1
             self.results.classes[target.api, TRANSLATED] += translated
         for violation in {each.kind: each for each in reversed(failed[-1].violations)}.values():
             kind = MEANS if violation.means and form == REFUSED else form
