@@ -70,7 +70,9 @@ def table() -> RefusalTable:
 
 def _row(row: dict[str, Any], quoted: str) -> KnownRefusal:
     words = re.compile(row["words"].replace("{m}", quoted), re.IGNORECASE) if "words" in row else _NOTHING
-    given = {name: row[name] for name in ("member", "to", "also", "beside", "pair", "once") if name in row}
+    given: dict[str, Any] = {
+        name: row[name] for name in ("member", "to", "also", "beside", "pair", "once") if name in row
+    }
     given |= {"was": tuple(row.get("was", ())), "facts": tuple(_fact(*each) for each in row.get("facts", {}).items())}
     return KnownRefusal(Course(row["do"]), words, _names(row.get("names", ())), **given)
 
