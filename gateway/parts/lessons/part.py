@@ -298,7 +298,7 @@ def _is_own(routed: RoutedRequest, wire: WireAttempt, reading: Reading) -> bool:
 
 
 def _written(wire: WireAttempt, other: TranslatedBody | None, changes: Sequence[BodyChange]) -> bytes:
-    """What the server would get of another body (None: of that of the attempt) with other changes."""
+    """Bytes that the server would get of another body (None: of that of the attempt) with other changes."""
     body = wire.request.body if other is None else other.body
     return wire.upstream.backend.call(replace(wire.request, body=body, changes=tuple(changes))).body
 
