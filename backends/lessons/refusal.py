@@ -180,7 +180,8 @@ def _left_out(row: KnownRefusal, part: ErrorPart, matches: _Matches, sent: Mappi
     if lacking := next((path for path in paths if has_meaning(path, sent)), ""):
         return Reading(RefusalVerdict.LACKS, lacking)
     beside = row.beside
-    return _mend(*[BodyChange(ChangeKind.LEAVE_OUT, each, beside=beside, label=label_of(each)) for each in paths])
+    changes = [BodyChange(ChangeKind.LEAVE_OUT, each, beside=beside, label=label_of(each)) for each in paths]
+    return _mend(*changes, once=row.once)
 
 
 def _replaced(

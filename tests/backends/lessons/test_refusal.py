@@ -391,6 +391,11 @@ MENDS: dict[str, tuple[Any, dict[str, Any], str]] = {  # error, body, the lesson
             ("roles", 'Unexpected role "system". Allowed roles are "user" or "assistant".', "system: first"),
         )
     },
+    "OpenRouter: no words of the provider": (
+        openai("Provider returned error"),
+        {"model": "m", "messages": [{"role": "assistant", "content": "ho", "reasoning_details": [{}]}]},
+        "messages.reasoning_details is left out",
+    ),
     "xAI: a limit": (
         {"code": "invalid", "error": "Argument not supported on this model: maxTokens"},
         CHAT,
