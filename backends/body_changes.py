@@ -36,7 +36,7 @@ class ChangeKind(Enum):
     RENAME = "renamed"
     REPLACE = "replaced"  # a value that is not accepted, by one that is
     PARTS = "parts left out"  # elements of an array, of the types in `values`
-    RETURN = "returned"  # reasoning of earlier turns, which the server wants back
+    FIT = "fitted"  # to a fact of the server, by which another body is made: its name, and its value in `values`
     FOLD = "folded"  # system messages: the leading ones into one, later ones into the user's turns
 
 
@@ -57,7 +57,7 @@ class BodyChange:
     @property
     def loses(self) -> bool:
         """Something that was asked for does not reach the server."""
-        return self.kind not in (ChangeKind.RENAME, ChangeKind.RETURN)
+        return self.kind not in (ChangeKind.RENAME, ChangeKind.FIT)
 
 
 def changed(body: Mapping[str, Any], changes: Iterable[BodyChange]) -> Json:
@@ -181,7 +181,7 @@ def _type(part: Any) -> Any:
 
 
 def _unchanged(body: Json, change: BodyChange) -> Json:
-    """The reasoning is not in the body: another body is made."""
+    """Another body is made."""
     return body
 
 
@@ -231,7 +231,7 @@ _ACTS: Mapping[ChangeKind, Callable[[Json, BodyChange], Json]] = {
     ChangeKind.RENAME: _rename,
     ChangeKind.REPLACE: _replace,
     ChangeKind.PARTS: _parts,
-    ChangeKind.RETURN: _unchanged,
+    ChangeKind.FIT: _unchanged,
     ChangeKind.FOLD: _fold,
 }
 

@@ -31,6 +31,7 @@ _MOST_VALUES = 20
 _MOST_MEMBERS = 8  # that one refusal names
 _WORDS = ("and", "or", "are", "is", "not", "values", "the")
 _LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")  # renamed, never left out
+_CHAT_LIMITS = _LIMITS[:2]  # a server without the one knows the other
 _MESSAGES = ("messages", "input")
 
 
@@ -92,8 +93,8 @@ def _read(row: KnownRefusal, part: ErrorPart, matches: _Matches, sent: Mapping[s
             return _operation(matches[0], part, sent)
         case Course.FOLD:
             return _folded(sent)
-        case Course.RETURN:
-            return _mend(BodyChange(ChangeKind.RETURN, "messages.reasoning_content"))
+        case Course.FIT:
+            return _mend(*[BodyChange(ChangeKind.FIT, name, values=values) for name, values in row.facts])
         case Course.ROLE:
             return _role(sent)
         case Course.PARTS:
@@ -173,10 +174,14 @@ def _left_out(row: KnownRefusal, part: ErrorPart, matches: _Matches, sent: Mappi
     paths = [path for path in dict.fromkeys(paths) if path and holds(sent, path)]
     if not paths:
         return None
+    if paths[0] in _CHAT_LIMITS and len(paths) == 1:
+        other = next(each for each in _CHAT_LIMITS if each != paths[0])
+        return _mend(BodyChange(ChangeKind.RENAME, paths[0], to=other, label=label_of(paths[0])))
     if lacking := next((path for path in paths if has_meaning(path, sent)), ""):
         return Reading(RefusalVerdict.LACKS, lacking)
     beside = row.beside
-    return _mend(*[BodyChange(ChangeKind.LEAVE_OUT, each, beside=beside, label=label_of(each)) for each in paths])
+    changes = [BodyChange(ChangeKind.LEAVE_OUT, each, beside=beside, label=label_of(each)) for each in paths]
+    return _mend(*changes, once=row.once)
 
 
 def _replaced(
@@ -225,6 +230,10 @@ def _scalar(text: str) -> Scalar:
         return text
 
 
+def _yaml(value: Scalar) -> str:
+    return ("no", "yes")[value] if isinstance(value, bool) else str(value)
+
+
 def _words_of(change: BodyChange) -> str:
     beside = f" beside {change.beside}" if change.beside else ""
     path = shown(change.path)
@@ -233,8 +242,8 @@ def _words_of(change: BodyChange) -> str:
             return f"{path} is sent as {shown(change.to)}"
         case ChangeKind.REPLACE:
             return f"{path} is one of {', '.join(shown(str(each)) for each in change.values)}{beside}"
-        case ChangeKind.RETURN:
-            return "reasoning of earlier turns is returned"
+        case ChangeKind.FIT:
+            return f"fitted to accepts.{path}: {', '.join(map(_yaml, change.values))}"
         case ChangeKind.FOLD:
             return "system messages are folded"
         case ChangeKind.PARTS:

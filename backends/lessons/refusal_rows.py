@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from backends.body_changes import Scalar
 from backends.error_body import ErrorPart
 
 FILE = Path(__file__).with_name("refusals.yaml")
@@ -29,7 +30,7 @@ class Course(Enum):
     ROLE = "role"
     FOLD = "fold"
     PARTS = "parts"
-    RETURN = "return"
+    FIT = "fit"
     OPERATION = "operation"
 
 
@@ -43,6 +44,7 @@ class KnownRefusal:
     also: str = ""
     beside: str = ""
     was: tuple[str, ...] = ()
+    facts: tuple[tuple[str, tuple[Scalar, ...]], ...] = ()  # of the server, by which a body is fitted
     pair: bool = False  # m and x do not go together
     once: bool = False
 
@@ -68,8 +70,15 @@ def table() -> RefusalTable:
 
 def _row(row: dict[str, Any], quoted: str) -> KnownRefusal:
     words = re.compile(row["words"].replace("{m}", quoted), re.IGNORECASE) if "words" in row else _NOTHING
-    given = {name: row[name] for name in ("member", "to", "also", "beside", "pair", "once") if name in row}
-    return KnownRefusal(Course(row["do"]), words, _names(row.get("names", ())), was=tuple(row.get("was", ())), **given)
+    given: dict[str, Any] = {
+        name: row[name] for name in ("member", "to", "also", "beside", "pair", "once") if name in row
+    }
+    given |= {"was": tuple(row.get("was", ())), "facts": tuple(_fact(*each) for each in row.get("facts", {}).items())}
+    return KnownRefusal(Course(row["do"]), words, _names(row.get("names", ())), **given)
+
+
+def _fact(name: str, value: Any) -> tuple[str, tuple[Scalar, ...]]:
+    return name, tuple(value) if isinstance(value, list) else (value,)
 
 
 def _names(names: Iterable[str]) -> frozenset[str]:

@@ -20,7 +20,17 @@ from backends.lessons.refusal_rows import table
 _TOKEN = re.compile(r"[^.\[\]'\"\s]+")
 _CAMEL = re.compile(r"(?<=[a-z0-9])([A-Z])")
 _PREFIXES = ("body", "request", "$")
-_HOLDERS = ("messages", "input", "tools", "messages.content", "input.content", "messages.tool_calls", "tools.function")
+_HOLDERS = (
+    "messages",
+    "input",
+    "tools",
+    "messages.content",
+    "input.content",
+    "messages.tool_calls",
+    "tools.function",
+    "reasoning",
+    "output_config",
+)
 _FREE_CHOICES = ("auto",)
 
 
@@ -31,7 +41,9 @@ def member_path(name: str, sent: Mapping[str, Any]) -> str:
         del tokens[0]
     if not tokens:
         return ""
-    return _found(tokens, sent) or _found([_CAMEL.sub(r"_\1", each).lower() for each in tokens], sent)
+    snake = [_CAMEL.sub(r"_\1", each).lower() for each in tokens]
+    outer, _, inner = snake[0].partition("_")  # reasoning_effort is reasoning.effort of the other dialect
+    return _found(tokens, sent) or _found(snake, sent) or (inner and ".".join(_walked([outer, inner], [sent])))
 
 
 def _found(tokens: Sequence[str], sent: Mapping[str, Any]) -> str:

@@ -3,7 +3,7 @@ and within the facts of the model there (`backends.fitting`)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,6 +53,12 @@ class _Bodies:
     def take(self, step: Translation | None) -> None:
         if step is not None:
             self.note(step, step.request(self.body, self.told))
+
+    def take_whole(self, made: Callable[[Body], Translation | None]) -> None:
+        """A step that reads values within values, which a request's own body has not decoded."""
+        whole = _decode(encode(self.body))
+        if (step := made(whole)) is not None:
+            self.note(step, step.request(whole, self.told))
 
     def note(self, step: Translation, body: Body) -> None:
         self.steps.append(step)
@@ -109,7 +115,7 @@ class FittedBodies:
         bodies = _Bodies(given if history is None else _with_own_state(given, history, told), told)
         if operation in FITTED:
             if _may_be_custom(operation, bodies.body, server.facts):
-                bodies.take(as_functions(_decode(encode(bodies.body))))
+                bodies.take_whole(as_functions)
             if (rules := self._plan(operation, server.facts, author)).concerns(bodies.body):
                 bodies.fit(rules)
         if not told.noted and not bodies.steps and _is_same(bodies.body, given):

@@ -114,7 +114,7 @@ class OperationFit:
             try:
                 key = steps, id(server.facts), server.maker, server.reads_attribution
                 if key not in known:
-                    known[key] = self._made(request, steps, route, server, has_state)
+                    known[key] = self._made(request, steps, _author(route), route.drop, server, has_state)
                 if (body := known[key]) is not None:
                     made[pool] = body
             except UntranslatableError as refusal:
@@ -134,26 +134,36 @@ class OperationFit:
         request.translated = {**request.translated, pool: body}
         return True
 
-    def made_for(self, server: Server, request: InferenceRequest, route: Route) -> TranslatedBody | None:
-        """The body for one kind of server; None: it is the caller's own, or none can be made."""
+    def made_for(
+        self, server: Server, request: InferenceRequest, route: Route, refused: frozenset[str] | None = None
+    ) -> TranslatedBody | None:
+        """The body for one kind of server; None: it is the caller's own, or none can be made. `refused`: members that
+        the server has refused; by any refusal, a caller who knows the server was wrong."""
         if (steps := self.bodies.steps(request, server)) is None:
             return None
         has_state = self.holds_state(request.operation, encode(request.body))
+        author = _author(route) if refused is None else Author.CALLER
         try:
-            return self._made(request, steps, route, server, has_state)
+            return self._made(request, steps, author, route.drop | (refused or frozenset()), server, has_state)
         except SHAPE_ERRORS:
             return None
 
     def _made(
-        self, request: InferenceRequest, steps: Steps, route: Route, server: Server, has_state: bool
+        self,
+        request: InferenceRequest,
+        steps: Steps,
+        author: Author,
+        drop: frozenset[str],
+        server: Server,
+        has_state: bool,
     ) -> TranslatedBody | None:
         """The body for a server; None: the caller's own. Raises UntranslatableError, and SHAPE_ERRORS."""
         history = None
         if has_state:
             history = TurnHistory(server.maker, request.operation, not steps, self.recall or unknown)
         if not steps:
-            return self.bodies.own(request, server, _author(route), route.drop, history)
-        return self.bodies.translated(request, steps, server, route.drop, history)
+            return self.bodies.own(request, server, author, drop, history)
+        return self.bodies.translated(request, steps, server, drop, history)
 
     def _server(self, pool: str, servers: Servers, caller: str, without: Operation | None = None) -> Server:
         spoken = self._spoken(pool, servers.native[pool], caller) - {without}

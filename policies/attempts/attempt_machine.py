@@ -188,7 +188,7 @@ class AttemptMachine:
             self._set_timer()
 
     def _follow(self, failure: Failed, attempt: Attempt, now: float) -> None:
-        if failure.whole or failure.mended:
+        if failure.whole or (failure.mended and now < min(self._deadline, self._limits.limit_at)):
             self._ask_anew(attempt.candidate, AttemptKind.WHOLE if failure.whole else AttemptKind.MENDED, now)
             return
         candidate, lost = attempt.candidate, is_lost(failure.blame)

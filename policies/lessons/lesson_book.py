@@ -19,7 +19,7 @@ from typing import Generic, TypeVar
 PROOFS = 2  # answers to bodies changed by a lesson, of one caller
 TRIAL = 600.0  # s
 LASTING = 86_400.0  # s
-MOST_OWN = 16
+MOST_OWN = 64  # over all pools, of which each may teach several
 MOST_CALLERS = 1_000
 MOST_SHARED = 32
 MOST_PLACES = 256

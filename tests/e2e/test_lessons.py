@@ -271,7 +271,7 @@ async def test_reasoning_that_the_server_demands_is_returned() -> None:
             status, _, message = await ask(caller, path="/v1/messages", messages=turns, tools=[tool])
             assert (status, len(server.bodies)) == (200, bodies), message
         (lesson,) = await lessons(gateway)
-        assert lesson["lesson"] == "reasoning of earlier turns is returned"
+        assert lesson["lesson"] == "fitted to accepts.reasoning: returned"
 
 
 # --------------------------------------------------------------------------- the next pool
@@ -380,8 +380,8 @@ async def test_a_lesson_of_one_caller_changes_no_body_of_another_before_a_second
 
 
 @pytest.mark.parametrize("member", ["messages", "model", "max_tokens", "temperature", "madeup"])
-async def test_a_server_that_refuses_whatever_it_gets_is_asked_twice_at_most(member: str) -> None:
-    """One mend for a request and an endpoint; a lesson that has helped nobody is forgotten."""
+async def test_a_refusal_that_its_own_mend_does_not_end_is_mended_no_more(member: str) -> None:
+    """The same words about a body without the member teach nothing; a lesson that has helped nobody is forgotten."""
 
     def rule(target: str, body: Json) -> bytes | None:
         return openai(f"Unsupported parameter: '{member}' is not supported.", member, "unsupported_parameter")
@@ -392,21 +392,92 @@ async def test_a_server_that_refuses_whatever_it_gets_is_asked_twice_at_most(mem
             assert status >= 400
             assert len(server.bodies) <= 2 * number
         assert await lessons(gateway) == []
-        assert all("messages" in each and "max_tokens" in each for each in server.bodies)
+        assert all("messages" in each and {"max_tokens", "max_completion_tokens"} & {*each} for each in server.bodies)
 
 
-async def test_a_server_that_refuses_one_member_after_the_other_is_asked_twice_a_request() -> None:
-    """Each request teaches its caller one more, until all are known."""
-    order = ["temperature", "top_p", "seed"]
+async def test_a_server_that_refuses_one_member_after_the_other_costs_the_first_request_nothing() -> None:
+    """Servers name one member at a time: each is left out, and the next request is sent without all of them."""
+    order = ["temperature", "top_p", "seed", "user"]
 
     def rule(target: str, body: Json) -> bytes | None:
         found = next((each for each in order if each in body), None)
         return None if found is None else openai(f"Unsupported parameter: {found}", found, "unsupported_parameter")
 
     async with Verifying(rule) as server, served(("compatible", server)) as (_, caller):
-        statuses = [(await ask(caller, temperature=0, top_p=1, seed=1))[0] for _ in range(3)]
-        assert statuses == [400, 200, 200]
-        assert len(server.bodies) == 5
+        given = {"temperature": 0, "top_p": 1, "seed": 1, "user": "u"}
+        first, second = await ask(caller, **given), await ask(caller, **given)
+        assert (first[0], second[0], len(server.bodies)) == (200, 200, 6)
+        assert {*first[1]["x-firsttoken-left-out"].split(", ")} == {*order}
+
+
+async def test_a_server_that_refuses_for_ever_is_asked_five_times_a_request() -> None:
+    """It names another member each time. Another pool gets the request as the caller has written it."""
+    order = ["temperature", "top_p", "seed", "user", "top_k", "min_p"]
+
+    def rule(target: str, body: Json) -> bytes | None:
+        found = next((each for each in order if each in body), "metadata")
+        return openai(f"Unsupported parameter: {found}", found, "unsupported_parameter")
+
+    async with (
+        Verifying(rule) as first,
+        Verifying(never) as second,
+        served(("compatible", first), ("compatible", second), max_attempts=2) as (_, caller),
+    ):
+        status, headers, _ = await ask(caller, **dict.fromkeys(order, 1) | {"user": "u"})
+        assert (status, headers["x-firsttoken-pool"], len(first.bodies), len(second.bodies)) == (200, "p1", 5, 1)
+        assert {*order} <= second.bodies[0].keys()
+        assert all(each["messages"] == [HELLO] for each in first.bodies)
+
+
+# --------------------------------------------------------------------------- facts that a refusal shows
+
+
+def _schema_refused(target: str, body: Json) -> bytes | None:
+    words = (
+        "Invalid JSON payload received. Unknown name \"const\" at 'tools[0].function.parameters': Cannot find field."
+    )
+    return openai(words) if '"const"' in json.dumps(body) else None
+
+
+def _custom_refused(target: str, body: Json) -> bytes | None:
+    words = "tools[0].type: unknown variant `custom`, expected `function`"
+    return openai(words) if body["tools"][0]["type"] == "custom" else None
+
+
+def _long_name_refused(target: str, body: Json) -> bytes | None:
+    words = "Invalid 'tools[0].function.name': string too long. Expected a string with maximum length 64."
+    tool = body["tools"][0]["function"]
+    return openai(words, "tools[0].function.name", "string_above_max_length") if len(tool["name"]) > 64 else None
+
+
+_CONST: Json = {"type": "object", "properties": {"a": {"type": "string", "const": "x"}}}
+FITTED: Mapping[str, tuple[str, Rule, Json]] = {
+    "a schema": (
+        "compatible",
+        _schema_refused,
+        {"type": "function", "function": {"name": "look", "parameters": _CONST}},
+    ),
+    "a custom tool": ("openai", _custom_refused, {"type": "custom", "custom": {"name": "look"}}),
+    "a long name": (
+        "compatible",
+        _long_name_refused,
+        {"type": "function", "function": {"name": "x" * 81, "parameters": {"type": "object"}}},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FITTED)
+async def test_a_body_is_fitted_to_what_a_refusal_shows_of_its_server(name: str) -> None:
+    """As if the fact stood under `accepts` of the pool: no tool is lost, and once two callers were answered so, the
+    bodies of all are fitted before they are sent."""
+    kind, rule, tool = FITTED[name]
+    async with Verifying(rule) as server, served((kind, server), keys=True) as (gateway, caller):
+        for key, asked in ((A, 2), (A, 3), (B, 5), (B, 6), (A, 7)):
+            status, _, body = await ask(caller, key, tools=[tool])
+            assert (status, len(server.bodies)) == (200, asked), body
+            assert len(server.bodies[-1]["tools"]) == 1
+        told = await lessons(gateway)
+        assert [(each["callers"], each["lesson"].startswith("fitted to accepts.")) for each in told] == [("all", True)]
 
 
 async def test_a_reload_that_changes_a_pool_forgets_its_lessons() -> None:

@@ -1,8 +1,9 @@
 """Learns from refusals of requests (400, 422) what servers do not take, and asks them in another form.
 
 Rules:
-- A refusal that names a member, a value, a role or a form is mended once for a request and an endpoint: the endpoint is
-  asked again, beside `max_attempts`, in the form that the table of refusals has for it (`backends.lessons`).
+- A refusal that names a member, a value, a role or a form is mended: the endpoint is asked again, beside
+  `max_attempts`, in the form that the table of refusals has for it (`backends.lessons`). Servers name one member after
+  the other: a request may be mended MOST_MENDS times at an endpoint, before its deadline, each time by another body.
 - The lesson is remembered by pool, model and operation (`policies.lessons.lesson_book`), and bodies are changed before
   they are sent from then on, for those callers for whom it counts.
 - A caller's own body that a server refuses on its merits is refused. A body that the gateway has translated or changed,
@@ -15,6 +16,7 @@ Rules:
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import monotonic
@@ -23,8 +25,9 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from backends.body_changes import BodyChange, ChangeKind, holds, meets
-from backends.facts.model_facts import Facts, Reasoning
+from backends.body_changes import BodyChange, ChangeKind, Scalar, holds, meets
+from backends.facts.lookup import with_overrides
+from backends.facts.model_facts import Facts
 from backends.interface import FailureKind, Operation
 from backends.lessons.refusal import Lesson, Reading, RefusalVerdict, read_refusal
 from gateway.api.inference_request import InferenceRequest, TranslatedBody
@@ -46,20 +49,21 @@ log = logging.getLogger("firsttoken")
 
 TAUGHT = (Operation.CHAT, Operation.COMPLETION, Operation.MESSAGES, Operation.RESPONSES)
 ON_ITS_MERITS = (RefusalVerdict.MERITS, RefusalVerdict.UNREAD)  # of a caller's own body
-MOST_FACTS = 512  # of models whose reasoning is returned
-_REASONING = b'"reasoning'
+MOST_MENDS = 4  # of a request at an endpoint
+MOST_FACTS = 512  # of models, by lessons
 _members = msgspec.json.Decoder(dict[str, Raw]).decode
 
 
 Applied = tuple[Place, Lesson]  # where a lesson was learned, and the lesson
+Believed = tuple[tuple[str, tuple[Scalar, ...]], ...]  # values of facts, by name
 
 
 @dataclass(slots=True)
 class AppliedLessons:
-    """Lessons by which the bodies of a request are changed, by pool. `mended`: endpoints that were asked again."""
+    """Lessons by which the bodies of a request are changed, by pool. `mended`: by endpoint, how often."""
 
     by_pool: dict[str, tuple[Applied, ...]] = field(default_factory=dict)
-    mended: set[str] = field(default_factory=set)
+    mended: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +106,7 @@ class LessonsPart(Part):
         self._runtime = core.runtime
         self._operations = core.dispatcher.operations
         self._book: LessonBook[Lesson] = LessonBook()
-        self._returned: dict[int, tuple[Facts, Facts]] = {}
+        self._facts: dict[tuple[int, Believed], tuple[Facts, Facts]] = {}
         self._sections = core.config.pools
         core.admin.pool_members = self.members
 
@@ -139,22 +143,31 @@ class LessonsPart(Part):
         found = self._counting(request, place)
         sent = _body(request, place.pool)
         for lesson in (each for _, each in found if each.operation and meets(sent, each.beside)):
-            if (form := self._form_elsewhere(request, route, servers, place, lesson)) is not None:
+            if (form := self._form_elsewhere(request, route, servers, place, lesson, found)) is not None:
                 return form
         lessons = _of_bodies(found)
         body = self._body_of(request, route, servers, place.pool, _spoken(request, place.pool), lessons)
         return TaughtForm(lessons, body)
 
     def _form_elsewhere(
-        self, request: InferenceRequest, route: Route, servers: Servers, place: Place, lesson: Lesson
+        self,
+        request: InferenceRequest,
+        route: Route,
+        servers: Servers,
+        place: Place,
+        lesson: Lesson,
+        here: Sequence[Applied],
     ) -> TaughtForm | None:
-        """The body for another operation of the pool; None: its servers have none, or it cannot be expressed there."""
+        """The body for another operation of the pool; None: its servers have none, or it cannot be expressed there.
+        `here`: lessons of the operation that is left; what the server takes of names and ids holds there as well."""
         spoken = servers.native.get(place.pool, ())
         wanted = next((each for each in spoken if each.value == lesson.operation), None)
         if wanted is None:
             return None
         there = _of_bodies(self._counting(request, replace(place, operation=wanted.value)))
-        body = self._body_of(request, route, servers, place.pool, wanted, there)
+        known = {each for _, each in there}
+        there += tuple(each for each in here if each[1] not in known and _believed([each]))
+        body = self._body_of(request, route, servers, place.pool, wanted, there, _refused(here))
         return None if body is None else TaughtForm(((place, lesson), *there), body)
 
     def _body_of(
@@ -165,22 +178,25 @@ class LessonsPart(Part):
         pool: str,
         operation: Operation,
         lessons: Sequence[Applied],
+        refused: frozenset[str] = frozenset(),
     ) -> TranslatedBody | None:
         """A body by other facts, or of another operation; None: that of the request stays."""
-        facts = servers.facts(pool)
-        if returns := any(change.kind is ChangeKind.RETURN for _, each in lessons for change in each.changes):
-            facts = self._returning(facts)
-        if not returns and operation is _spoken(request, pool):
+        believed = _believed(lessons)
+        if not believed and operation is _spoken(request, pool):
             return None
-        return self._operations.made_for(servers.of(pool, frozenset({operation}), facts), request, route)
+        server = servers.of(pool, frozenset({operation}), self._with(servers.facts(pool), believed))
+        return self._operations.made_for(server, request, route, refused | _refused(lessons))
 
-    def _returning(self, facts: Facts) -> Facts:
-        """The facts of a server that wants reasoning back: one object for each, by which plans are known."""
-        if (known := self._returned.get(id(facts))) is not None and known[0] is facts:
+    def _with(self, facts: Facts, believed: Believed) -> Facts:
+        """Facts by lessons: one object for each, by which plans are known."""
+        if not believed:
+            return facts
+        key = id(facts), believed
+        if (known := self._facts.get(key)) is not None and known[0] is facts:
             return known[1]
-        if len(self._returned) >= MOST_FACTS:
-            self._returned.clear()
-        self._returned[id(facts)] = facts, (found := replace(facts, reasoning=Reasoning.RETURNED))
+        if len(self._facts) >= MOST_FACTS:
+            self._facts.clear()
+        self._facts[key] = facts, (found := with_overrides(facts, _as_overrides(believed)))
         return found
 
     def _counting(self, request: InferenceRequest, place: Place) -> Sequence[Applied]:
@@ -197,7 +213,7 @@ class LessonsPart(Part):
         form = None if lesson is None else self._other_form(routed, wire, lesson)
         if lesson is not None and form is not None:
             return self._mended(routed, wire, lesson, form)
-        for place, failed in _unproven(self._book, routed, wire):
+        for place, failed in self._unproven(routed, wire):
             self._book.failed(place, routed.request.caller, failed)
         is_final = is_own and (reading.in_doubt or reading.verdict in ON_ITS_MERITS)
         return Remedy.NONE if is_final else Remedy.ELSEWHERE
@@ -205,36 +221,36 @@ class LessonsPart(Part):
     def _other_form(self, routed: RoutedRequest, wire: WireAttempt, lesson: Lesson) -> TaughtForm | None:
         """None: the server would get the same once more."""
         place, request = _place(wire), routed.request
+        applied = _applied_at(routed.timeline.record, place.pool)
         if lesson.operation:
             if lesson.operation == place.operation:
                 return None
-            return self._form_elsewhere(request, routed.route, routed.servers, place, lesson)
-        applied = _applied_at(routed.timeline.record, place.pool)
+            return self._form_elsewhere(request, routed.route, routed.servers, place, lesson, applied)
         lessons = (*(each for each in applied if each[1] != lesson), (place, lesson))
         operation = wire.request.operation
         form = TaughtForm(lessons, self._body_of(request, routed.route, routed.servers, place.pool, operation, lessons))
-        return None if _written(wire, form) == wire.call.body else form
+        return None if _written(wire, form.body, form.changes) == wire.call.body else form
 
     def _mended(self, routed: RoutedRequest, wire: WireAttempt, lesson: Lesson, form: TaughtForm) -> Remedy:
-        """Remember the lesson. The endpoint is asked again, once."""
+        """Remember the lesson. The endpoint is asked again, unless it was often enough."""
         record, endpoint, place = routed.timeline.record, wire.attempt.candidate.endpoint, _place(wire)
         if not lesson.once:
             log.info("pool %s refuses a request for %s: %s", place.pool, header_safe(place.model), lesson)
             self._book.refused(place, routed.request.caller, lesson, monotonic())
         applied = APPLIED.of(record)
-        if applied is not None and endpoint.id in applied.mended:
+        if applied is not None and applied.mended[endpoint.id] >= MOST_MENDS:
             return Remedy.ELSEWHERE
         form.put(routed.request, record, place.pool)
         found = APPLIED.of(record)
         assert found is not None
-        found.mended.add(endpoint.id)
+        found.mended[endpoint.id] += 1
         return Remedy.AGAIN
 
     # -- answers ----------------------------------------------------------------------------
 
     def answered(self, routed: RoutedRequest, wire: WireAttempt) -> None:
         now = monotonic()
-        for place, lesson in _unproven(self._book, routed, wire):
+        for place, lesson in self._unproven(routed, wire):
             self._book.answered(place, routed.request.caller, lesson, now)
 
     def ended(self, ask: Ask, race: Race) -> None:
@@ -242,6 +258,30 @@ class LessonsPart(Part):
         wire = race.winner
         if self._book and wire is not None and wire.attempt.kind is not AttemptKind.MENDED:
             self.answered(race.routed, wire)
+
+    def _unproven(self, routed: RoutedRequest, wire: WireAttempt) -> list[Applied]:
+        """Lessons on trial by which the body of the attempt differs."""
+        applied = _applied_at(routed.timeline.record, wire.attempt.candidate.endpoint.pool)
+        caller = routed.request.caller
+        trials = [each for each in applied if self._book.is_on_trial(each[0], caller, each[1])]
+        return [each for each in trials if self._alters(routed, wire, each[1], applied)]
+
+    def _alters(self, routed: RoutedRequest, wire: WireAttempt, lesson: Lesson, applied: Sequence[Applied]) -> bool:
+        if lesson.operation:
+            return wire.request.operation.value == lesson.operation
+        others, body = tuple(each for each in applied if each[1] != lesson), None
+        changes = tuple(each for each in wire.request.changes if each not in {*lesson.changes})
+        if _believed([(_place(wire), lesson)]):
+            body = self._body_without(routed, wire, _of_bodies(others))
+        return _written(wire, body, changes) != wire.call.body
+
+    def _body_without(self, routed: RoutedRequest, wire: WireAttempt, lessons: Sequence[Applied]) -> TranslatedBody:
+        """The body of the attempt by fewer lessons."""
+        request, pool, operation = routed.request, wire.attempt.candidate.endpoint.pool, wire.request.operation
+        facts = self._with(routed.servers.facts(pool), _believed(lessons))
+        server = Server(frozenset({operation}), facts, routed.servers.makers.get(pool, ""))
+        made = self._operations.made_for(server, request, routed.route, _refused(lessons))
+        return made or TranslatedBody(request.operation, request.body, (), ())
 
 
 # --------------------------------------------------------------------------- attempts
@@ -255,29 +295,10 @@ def _is_own(routed: RoutedRequest, wire: WireAttempt, reading: Reading) -> bool:
     return not reading.member or holds(wire.request.body, reading.member)
 
 
-def _unproven(book: LessonBook[Lesson], routed: RoutedRequest, wire: WireAttempt) -> list[Applied]:
-    """Lessons on trial by which the body of the attempt differs."""
-    applied = _applied_at(routed.timeline.record, wire.attempt.candidate.endpoint.pool)
-    caller = routed.request.caller
-    return [(place, one) for place, one in applied if book.is_on_trial(place, caller, one) and _alters(wire, one)]
-
-
-def _alters(wire: WireAttempt, lesson: Lesson) -> bool:
-    request, changes = wire.request, {*lesson.changes}
-    if lesson.operation:
-        return request.operation.value == lesson.operation
-    if any(each.kind is ChangeKind.RETURN for each in changes):
-        return _REASONING in wire.call.body
-    others = tuple(each for each in request.changes if each not in changes)
-    if len(others) == len(request.changes):
-        return False
-    return wire.upstream.backend.call(replace(request, changes=others)).body != wire.call.body
-
-
-def _written(wire: WireAttempt, form: TaughtForm) -> bytes:
-    """The body that the server would get in another form."""
-    body = wire.request.body if form.body is None else form.body.body
-    return wire.upstream.backend.call(replace(wire.request, body=body, changes=form.changes)).body
+def _written(wire: WireAttempt, other: TranslatedBody | None, changes: Sequence[BodyChange]) -> bytes:
+    """Bytes that the server would get of another body (None: of that of the attempt) with other changes."""
+    body = wire.request.body if other is None else other.body
+    return wire.upstream.backend.call(replace(wire.request, body=body, changes=tuple(changes))).body
 
 
 def _place(wire: WireAttempt) -> Place:
@@ -295,6 +316,31 @@ def _spoken(request: InferenceRequest, pool: str) -> Operation:
 def _body(request: InferenceRequest, pool: str) -> Mapping[str, Any]:
     translated = request.translated.get(pool)
     return request.body if translated is None else translated.body
+
+
+def _believed(lessons: Iterable[Applied]) -> Believed:
+    """Facts by which another body is made; of two values of one fact the later."""
+    changes = (change for _, each in lessons for change in each.changes if change.kind is ChangeKind.FIT)
+    return tuple({change.path: change.values for change in changes}.items())
+
+
+def _as_overrides(believed: Believed) -> dict[str, Any]:
+    """As a pool's `accepts` has them."""
+    written: dict[str, Any] = {}
+    for path, values in believed:
+        name, _, inner = path.partition(".")
+        value: Any = values[0] if len(values) == 1 else [*values]
+        if inner:
+            written.setdefault(name, {})[inner] = value
+        else:
+            written[name] = value
+    return written
+
+
+def _refused(lessons: Iterable[Applied]) -> frozenset[str]:
+    """Members at the top of bodies."""
+    changes = (change for _, each in lessons for change in each.changes if change.kind is ChangeKind.LEAVE_OUT)
+    return frozenset(change.path for change in changes if "." not in change.path and not change.beside)
 
 
 def _of_bodies(found: Iterable[Applied]) -> tuple[Applied, ...]:

@@ -316,10 +316,105 @@ MENDS: dict[str, tuple[Any, dict[str, Any], str]] = {  # error, body, the lesson
         {**CHAT, "messages": [*CHAT["messages"], {"role": "system", "content": "stop"}]},
         "system messages are folded",
     ),
+    **{
+        f"fitted: {name}": (openai(words), CHAT, f"fitted to accepts.{facts}")
+        for name, words, facts in (
+            (
+                "state of calls",
+                "Function call f is missing a thought_signature in functionCall parts.",
+                "call_state: "
+                "extra_content.google.thought_signature, fitted to accepts.call_state_placeholder: "
+                "skip_thought_signature_validator",
+            ),
+            (
+                "details",
+                "Provider returned error: missing a thought_signature",
+                "reasoning: returned, fitted to "
+                "accepts.reasoning_member: reasoning_details, fitted to accepts.detail_placeholder.type: "
+                "reasoning.encrypted, fitted to accepts.detail_placeholder.data: skip_thought_signature_validator, "
+                "fitted to accepts.detail_placeholder.format: google-gemini-v1",
+            ),
+            ("custom tools", "tools[1].type: unknown variant `custom`, expected `function`", "custom_tools: no"),
+            (
+                "Gemini's schemas",
+                'Invalid JSON payload received. Unknown name "const" at \'tools[0].function_declarations'
+                "[0].parameters.properties[0].value': Cannot find field.",
+                "schema: gemini, fitted to accepts.strict_schema: gemini",
+            ),
+            (
+                "Kimi's schemas",
+                "At path 'properties.p2': type is not defined",
+                "schema: moonshot, fitted to accepts.strict_schema: moonshot",
+            ),
+            (
+                "llama.cpp's schemas",
+                "failed to parse grammar",
+                "schema: llamacpp, fitted to accepts.strict_schema: llamacpp",
+            ),
+            (
+                "Claude's schemas",
+                "output_config.format.schema: For 'integer' type, property 'minimum' is not supported",
+                "strict_schema: anthropic_strict",
+            ),
+            (
+                "names",
+                "Invalid 'tools[0].function.name': string does not match pattern.",
+                "tool_name: [a-zA-Z_][a-zA-Z0-9_-]{0,63}",
+            ),
+            (
+                "ids of nine",
+                "Tool call id was call_1 but must be a-z, A-Z, 0-9, with a length of 9.",
+                "call_id: [a-zA-Z0-9]{9}",
+            ),
+            (
+                "ids",
+                "Invalid 'messages[1].tool_calls[0].id': string too long. Expected a string with maximum length 40",
+                "call_id: [a-zA-Z0-9_-]{1,40}",
+            ),
+            (
+                "forced calls",
+                "Thinking mode does not support this tool_choice",
+                "forced_tools: thinking, fitted to accepts.thinks_unasked: yes",
+            ),
+            (
+                "JSON beside thinking",
+                "'response_format' json mode is not supported when enable_thinking is true",
+                "json_thinking: no",
+            ),
+            ("a temperature", "temperature: Input should be less than or equal to 1", "temperature: 0.01, 1"),
+            (
+                "items of reasoning",
+                "Invalid 'input[2].content': array too long. Expected an array with maximum length 0.",
+                "reasoning: refused",
+            ),
+            ("turns", "Conversation roles must alternate user/assistant/user/assistant/...", "system: one"),
+            ("roles", 'Unexpected role "system". Allowed roles are "user" or "assistant".', "system: first"),
+        )
+    },
+    "OpenRouter: no words of the provider": (
+        openai("Provider returned error"),
+        {"model": "m", "messages": [{"role": "assistant", "content": "ho", "reasoning_details": [{}]}]},
+        "messages.reasoning_details is left out",
+    ),
+    "xAI: a limit": (
+        {"code": "invalid", "error": "Argument not supported on this model: maxTokens"},
+        CHAT,
+        "max_tokens is sent as max_completion_tokens",
+    ),
+    "Anthropic: a member inside": (
+        anthropic("`effort` is deprecated for this model."),
+        MESSAGES,
+        "output_config.effort is left out",
+    ),
+    "Groq: a member by its other name": (
+        openai("`reasoning_effort` must be one of none, default"),
+        {"model": "m", "input": "hi", "reasoning": {"effort": "low"}},
+        "reasoning.effort is one of none, default",
+    ),
     "DeepSeek: reasoning": (
         openai("The reasoning_content in the thinking mode must be passed back to the API."),
         CHAT,
-        "reasoning of earlier turns is returned",
+        "fitted to accepts.reasoning: returned",
     ),
     "OpenRouter: one of two": (
         openai('Only one of "temperature" and "top_p" can be specified'),
@@ -403,8 +498,8 @@ OTHERS: dict[str, tuple[Any, dict[str, Any], RefusalVerdict]] = {
         RefusalVerdict.LACKS,
     ),
     "a limit of the output": (
-        openai("Unsupported parameter: 'max_tokens' is not supported with this model."),
-        CHAT,
+        openai("Unsupported parameter: 'max_output_tokens' is not supported with this model."),
+        {"model": "m", "input": "hi", "max_output_tokens": 9},
         RefusalVerdict.LACKS,
     ),
     "a model's fault": (openai("Failed to call a function.", code="tool_use_failed"), CHAT, RefusalVerdict.UNREAD),
@@ -415,7 +510,7 @@ OTHERS: dict[str, tuple[Any, dict[str, Any], RefusalVerdict]] = {
         RefusalVerdict.LACKS,
     ),
     "a signature of a call": (
-        openai("Function call f is missing a thought_signature in functionCall."),
+        openai("Thought_signature of call f is not valid."),
         CHAT,
         RefusalVerdict.UNREAD,
     ),
@@ -443,7 +538,7 @@ def test_a_lesson_changes_the_body_that_was_refused_unless_it_names_an_operation
     error, body, _ = MENDS[name]
     lesson = reading(error, body).lesson
     assert lesson is not None
-    if not lesson.operation and "returned" not in str(lesson):
+    if not lesson.operation and "fitted" not in str(lesson):
         assert changed(body, lesson.changes) != body
 
 
@@ -486,7 +581,21 @@ def test_every_row_of_the_table_is_tried() -> None:
 
 
 @pytest.mark.parametrize(
-    "token", ["a", "a.", "'a.b[c].d", 'unknown name "', "role ", "'loc': (", "{", "must be one of"]
+    "token",
+    [
+        "input[0].",
+        "tools[0]name",
+        "missing a thought_signature ",
+        "a does not support 'x' ",
+        "a",
+        "a.",
+        "'a.b[c].d",
+        'unknown name "',
+        "role ",
+        "'loc': (",
+        "{",
+        "must be one of",
+    ],
 )
 def test_no_words_of_a_server_take_long_to_read(token: str) -> None:
     """A server, or a caller whom a server quotes, writes the words: reading takes linear time."""

@@ -139,9 +139,16 @@ def test_every_kind_of_failure_after_the_commit_is_followed_like_one_before() ->
 def test_a_refused_form_is_mended_at_the_same_endpoint_and_comes_off_no_budget() -> None:
     """The fault is none of the caller's: neither of two attempts is spent, however often a form is mended."""
     race = begun(A, API, max_attempts=2)
-    assert told(race.failed(fails(1, "unfit", mended=True), 1.0)) == ["open 2 mended a"]
-    assert told(race.failed(fails(2, "unfit", mended=True), 1.1)) == ["open 3 mended a"]
-    assert told(race.failed(fails(3, "unfit"), 1.2)) == ["open 4 fallback api"]
+    assert told(race.failed(fails(1, "unfit", mended=True), 0.2)) == ["open 2 mended a"]
+    assert told(race.failed(fails(2, "unfit", mended=True), 0.4)) == ["open 3 mended a"]
+    assert told(race.failed(fails(3, "unfit"), 0.6)) == ["open 4 fallback api"]
+
+
+def test_a_form_that_is_refused_past_the_deadline_is_not_mended() -> None:
+    """The next token would be late in any form: another pool is asked, as for a form that nothing mends."""
+    race = begun(A, API, deadline=1.0)
+    assert told(race.failed(fails(1, "unfit", mended=True), 0.9)) == ["open 2 mended a"]
+    assert told(race.failed(fails(2, "unfit", mended=True), 1.1)) == ["open 3 fallback api"]
 
 
 def test_a_form_that_is_refused_sends_the_request_to_another_pool() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
@@ -14,7 +15,7 @@ from tests.programs.field.caller_checks import check, read
 from tests.programs.field.callers import Field, Reply, alone, field_of_apis, with_spare
 from tests.programs.field.clients import Client, new_client
 from tests.programs.field.providers import Accounts, Exchange
-from tests.programs.field.rules import Target, by_api, targets
+from tests.programs.field.rules import Target, Violation, by_api, targets
 
 _EXAMPLE = 400  # characters
 REFUSED = "refused"  # by the API, for what the gateway wrote or could have left out
@@ -29,7 +30,8 @@ LOST = "state lost"  # its maker would have accepted it
 @dataclass
 class Results:
     """By API, class and kind. `translated`: of the refused, those in another dialect than the caller's. `examples`: the
-    shortest of each. `broken`: conversations by API with a refusal."""
+    shortest of each. `broken`: conversations by API with a refusal. `lost`: requests by pool, form and kind of
+    the refusal that the caller reads."""
 
     counts: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     examples: dict[tuple[str, str, str], str] = field(default_factory=dict)
@@ -37,6 +39,7 @@ class Results:
     classes: Counter[tuple[str, str]] = field(default_factory=Counter)  # requests by API and class
     translated: Counter[tuple[str, str]] = field(default_factory=Counter)  # refused, by API and kind
     broken: set[tuple[int, str]] = field(default_factory=set)
+    lost: Counter[tuple[str, str, str]] = field(default_factory=Counter)
 
     def note(self, api: str, form: str, kind: str, example: str) -> None:
         key = api, form, kind
@@ -51,6 +54,7 @@ class Results:
         self.classes += other.classes
         self.translated += other.translated
         self.broken |= other.broken
+        self.lost += other.lost
         self.examples = {**other.examples, **self.examples}
 
 
@@ -63,7 +67,8 @@ class Conversation:
     random: Random
     results: Results
     apis: Field
-    alone: bool
+    route: Callable[[Target], str]
+    caller: int = 0
     seen: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -89,15 +94,15 @@ class Conversation:
     async def _refused_by_name(self, target: Target) -> None:
         """The gateway's words where there is no other pool."""
         client = self.client
-        reply = await self.apis.send(alone(target), client.operation, client.body(), client.headers)
+        route = alone(target)
+        reply = await self.apis.send(route, client.operation, client.body(), client.headers, self.caller)
         self._note(target, NAMED, f"{reply.status} {_message(reply.data.decode('utf-8', 'replace'))}"[:120], "")
 
     async def _send(self, target: Target, *, lenient: bool) -> Reply:
-        route = alone(target) if self.alone else with_spare(target)
         self.accounts.lenient, self.accounts.exchanges = lenient, []
         self.apis.providers.accounts = self.accounts
         client = self.client
-        return await self.apis.send(route, client.operation, client.body(), client.headers)
+        return await self.apis.send(self.route(target), client.operation, client.body(), client.headers, self.caller)
 
     def _judge(self, target: Target, exchanges: list[Exchange], reply: Reply) -> None:
         """Kinds of the refusal that the caller reads, and of those that were mended before."""
@@ -111,6 +116,9 @@ class Conversation:
         translated = form == REFUSED and failed[-1].dialect != self.client.operation.name.lower()
         if form == REFUSED:
             self.results.broken.add((self.seed, target.api))
+            first = failed[-1].violations[0]
+            if not first.means:
+                self.results.lost[target.pool, form_of(first), first.kind] += 1
             self.results.classes[target.api, TRANSLATED] += translated
         for violation in {each.kind: each for each in reversed(failed[-1].violations)}.values():
             kind = MEANS if violation.means and form == REFUSED else form
@@ -157,8 +165,25 @@ def _message(words: str) -> str:
     return re.sub(r"\[\d+\]", "[]", re.sub(r"No tier of this route can take the request: [^ ]+: ", "", words))
 
 
-async def run(seeds: range, *, steps: int = 4, apis: tuple[str, ...] = (), one_pool: bool = False) -> Results:
-    """Every conversation against every API; a third of the steps is answered by any other."""
+def form_of(violation: Violation) -> str:
+    """What is refused: a member, a value, a role, or a form."""
+    kind = violation.kind
+    if kind.startswith(("member ", "messages.")) or " beside " in kind:
+        return "member"
+    if kind.startswith(("value ", "effort ", "number ", "length of stop", "thinking ")):
+        return "value"
+    return "role" if kind.startswith(("role ", "system ", "two system")) else "form"
+
+
+async def run(
+    seeds: range,
+    *,
+    steps: int = 4,
+    apis: tuple[str, ...] = (),
+    route: Callable[[Target], str] = with_spare,
+    callers: int = 1,
+) -> Results:
+    """Every conversation against every API; a third of the steps is answered by any other. `callers`: take turns."""
     results = Results()
     async with field_of_apis() as field_:
         for seed in seeds:
@@ -166,7 +191,9 @@ async def run(seeds: range, *, steps: int = 4, apis: tuple[str, ...] = (), one_p
                 if apis and api not in apis:
                     continue
                 random = Random(seed * 1009 + sum(map(ord, api)))
-                conversation = Conversation(seed, new_client(seed), random, results, field_, one_pool)
+                conversation = Conversation(
+                    seed, new_client(seed), random, results, field_, route, seed // 11 % callers
+                )
                 await _converse(conversation, models[seed % len(models)], steps, apis)
     return results
 
@@ -179,13 +206,13 @@ async def _converse(conversation: Conversation, own: Target, steps: int, apis: t
             return
 
 
-async def sessions(seeds: range, steps: int, *, one_pool: bool = False) -> tuple[Results, int]:
+async def sessions(seeds: range, steps: int, *, route: Callable[[Target], str] = with_spare) -> tuple[Results, int]:
     """Sessions that change the model at random steps; the steps that were not answered."""
     results, unanswered = Results(), 0
     async with field_of_apis() as field_:
         for seed in seeds:
             random = Random(seed)
-            conversation = Conversation(seed, new_client(seed), random, results, field_, one_pool)
+            conversation = Conversation(seed, new_client(seed), random, results, field_, route)
             target = random.choice(targets())
             for step in range(steps):
                 if random.random() < 0.2:

@@ -22,7 +22,8 @@ def page(plan: Plan, carried: Found, rows: int) -> str:
     """Markdown. `rows`: most of a table."""
     found, long, conversations = carried.short, carried.long, plan.conversations
     command = f"python -m tests.programs.field --conversations {conversations} --sessions {plan.sessions}"
-    command += " --alone" * plan.alone
+    command += f" --{plan.route}" * (plan.route != "spare")
+    command += f" --without-facts --callers {plan.callers}" * plan.without_facts
     asked, steps = sum(found.requests.values()), sum(long.requests.values())
     refused = sum(count for (_, form), count in long.classes.items() if form == REFUSED)
     lost = sum(count for (_, form, _), count in long.counts.items() if form == LOST)
@@ -33,6 +34,7 @@ def page(plan: Plan, carried: Found, rows: int) -> str:
         "Conversations and APIs with a request that was refused for a member, a form or an order: "
         f"{len(found.broken)} of {conversations * len(found.requests)}.",
         _summary(found),
+        *([f"## Lost before a lesson held\n\n{_lost(found)}"] if plan.without_facts else []),
         f"Sessions with changes of the model: {refused} of {steps} steps refused, {carried.unanswered} without "
         f"an answer, {lost} blocks lost.",
         *(f"## {form.capitalize()}: {words}\n\n{_kinds(found, form, rows)}" for form, words in _CLASSES.items()),
@@ -52,6 +54,26 @@ def _summary(found: Results) -> str:
         kinds = [_number(found, api, form) for form in (NAMED, ANSWER, LOST)]
         cells = [*of_class, kinds[0], found.classes[api, MENDED], *kinds[1:]]
         lines.append(f"| {api} | {asked} | {' | '.join(map(str, cells))} |")
+    return "\n".join(lines)
+
+
+def _lost(found: Results) -> str:
+    """Requests of callers by the form of the refusal, with the pools that lost more than two by one kind."""
+    forms: Counter[str] = Counter()
+    for (_, form, _), count in found.lost.items():
+        forms[form] += count
+    totals = ", ".join(f"{form} {count}" for form, count in forms.most_common()) or "none"
+    pools = {pool for pool, _, _ in found.lost}
+    lines = [
+        f"{sum(forms.values())} requests ({totals}), of {len(pools)} pools; kinds of refusals by pool: "
+        f"{len(found.lost)}, with more than two: {sum(count > 2 for count in found.lost.values())}.",
+        "",
+        "| requests | pool | form | kind |",
+        "|---|---|---|---|",
+    ]
+    lines += [
+        f"| {count} | {pool} | {form} | {_cell(kind)} |" for (pool, form, kind), count in found.lost.most_common(80)
+    ]
     return "\n".join(lines)
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
 from random import Random
 from types import TracebackType
 from typing import Any
@@ -23,6 +24,9 @@ from tests.programs.field.state import Ledger
 
 _PATHS = {"/chat/completions": "chat", "/messages": "messages", "/responses": "responses"}
 SPARE = "http://spare.field.test/v1"  # of an API that is always overloaded
+FURTHER = (
+    "http://further.field.test/v1"  # of one that speaks chat completions and Responses, and answers whatever it gets
+)
 _JSON, _EVENTS = b"application/json", b"text/event-stream"
 
 
@@ -49,12 +53,14 @@ class Accounts:
     exchanges: list[Exchange] = field(default_factory=list)
     fakes: dict[str, Fake] = field(default_factory=dict)
 
-    def answer(self, target: Target, dialect: str, body: dict[str, Any]) -> tuple[int, bytes, bytes]:
+    def answer(
+        self, target: Target, dialect: str, body: dict[str, Any], *, lenient: bool = False
+    ) -> tuple[int, bytes, bytes]:
         """Status, media type and body."""
         fake = self.fakes.setdefault(target.name, Fake(target, self.random, Ledger()))
         found = fake.verify(dialect, body)
         lost = [] if found and found[0].kind.startswith(("path", "shape")) else fake.ledger.lost(dialect, body)
-        if found and not self.lenient:
+        if found and not (lenient or self.lenient):
             self.exchanges.append(Exchange(target, dialect, body, found, lost, None))
             status, words = refusal(target, found[0])
             return status, _JSON, words
@@ -90,6 +96,8 @@ class Providers:
 
     def serve(self, host: str, method: str, path: str, body: bytes) -> tuple[int, bytes, bytes]:
         """Answer as the API of the host does. Names of models are read from the body, else from the path."""
+        if host == urlsplit(FURTHER).netloc + ":80":
+            return self._further_page(method, path, body)
         if host not in self._hosts:
             return 503, _JSON, b'{"error": {"message": "Overloaded", "type": "server_error", "code": null}}'
         known = self._hosts[host]
@@ -102,10 +110,23 @@ class Providers:
             return 404, _JSON, b'{"error": {"message": "Not Found", "type": "invalid_request_error", "code": null}}'
         return self.accounts.answer(found[0], dialect, asked)
 
+    def _further_page(self, method: str, path: str, body: bytes) -> tuple[int, bytes, bytes]:
+        dialect = next((name for end, name in _PATHS.items() if path.endswith(end) and name != "messages"), None)
+        if method != "POST" or dialect is None:
+            return 404, _JSON, b"{}"
+        return self.accounts.answer(_further_target(), dialect, json.loads(body), lenient=True)
+
     def _side_page(self, known: list[Target], path: str) -> tuple[int, bytes, bytes]:
         if path.endswith("/models"):
             return 200, _JSON, json.dumps({"object": "list", "data": [{"id": each.model} for each in known]}).encode()
         return 404, _JSON, b"{}"
+
+
+@cache
+def _further_target() -> Target:
+    """A model that shows no reasoning and knows all roles."""
+    plain = next(target for target in targets() if target.name == "openai:gpt-4.1")
+    return replace(plain, api="further")
 
 
 def authority(target: Target) -> str:

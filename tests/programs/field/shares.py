@@ -9,12 +9,17 @@ from dataclasses import dataclass, field
 from multiprocessing import get_context
 
 from tests.programs.field.bench import Results, run, sessions
+from tests.programs.field.callers import alone, with_further, with_spare
+from tests.programs.field.emptied import believe_nothing
+
+# Routes to a target: its pool alone, another one behind that never answers, or one that always does.
+ROUTES = {"alone": alone, "spare": with_spare, "further": with_further}
 
 
 @dataclass(frozen=True)
 class Plan:
-    """`seed`: of the first conversation. `apis`: names; empty: all. `steps`: of a session. `alone`: routes have
-    one pool each."""
+    """`seed`: of the first conversation. `apis`: names; empty: all. `steps`: of a session. `route`: a name of
+    ROUTES. `callers`: API keys that take turns."""
 
     conversations: int
     sessions: int
@@ -22,7 +27,9 @@ class Plan:
     seed: int
     apis: tuple[str, ...]
     jobs: int
-    alone: bool
+    route: str = "spare"
+    without_facts: bool = False
+    callers: int = 1
 
 
 @dataclass
@@ -37,12 +44,8 @@ class Found:
 def carry_out(plan: Plan) -> Found:
     found, end = Found(), plan.seed + plan.conversations
     with ProcessPoolExecutor(plan.jobs, get_context("spawn")) as pool:
-        parts = [
-            pool.submit(_run, range(plan.seed + job, end, plan.jobs), plan.apis, plan.alone) for job in range(plan.jobs)
-        ]
-        walks = [
-            pool.submit(_walk, range(job, plan.sessions, plan.jobs), plan.steps, plan.alone) for job in range(plan.jobs)
-        ]
+        parts = [pool.submit(_run, range(plan.seed + job, end, plan.jobs), plan) for job in range(plan.jobs)]
+        walks = [pool.submit(_walk, range(job, plan.sessions, plan.jobs), plan) for job in range(plan.jobs)]
         for part in parts:
             found.short.add(part.result())
         for walk in walks:
@@ -52,11 +55,17 @@ def carry_out(plan: Plan) -> Found:
     return found
 
 
-def _run(seeds: range, apis: tuple[str, ...], alone: bool) -> Results:
-    logging.disable(logging.WARNING)
-    return asyncio.run(run(seeds, apis=apis, one_pool=alone))
+def _run(seeds: range, plan: Plan) -> Results:
+    _prepare(plan)
+    return asyncio.run(run(seeds, apis=plan.apis, route=ROUTES[plan.route], callers=plan.callers))
 
 
-def _walk(seeds: range, steps: int, alone: bool) -> tuple[Results, int]:
+def _walk(seeds: range, plan: Plan) -> tuple[Results, int]:
+    _prepare(plan)
+    return asyncio.run(sessions(seeds, plan.steps, route=ROUTES[plan.route]))
+
+
+def _prepare(plan: Plan) -> None:
     logging.disable(logging.WARNING)
-    return asyncio.run(sessions(seeds, steps, one_pool=alone))
+    if plan.without_facts:
+        believe_nothing()

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from tests.programs.field.bench import ANSWER, LOST, NAMED, REFUSED, Results, run, sessions
+from tests.programs.field.bench import ANSWER, LOST, MENDED, NAMED, REFUSED, Results, run, sessions
 from tests.programs.field.fakes import Fake
 from tests.programs.field.page import page
 from tests.programs.field.providers import Accounts
 from tests.programs.field.refusals import refusal
 from tests.programs.field.rules import Target, by_api, table, targets
-from tests.programs.field.shares import Found, Plan
+from tests.programs.field.shares import Found, Plan, carry_out
 
 SLICE = 22  # conversations, two of each client
 _OF_API = pytest.mark.parametrize("api", by_api())
@@ -60,8 +60,19 @@ def test_every_api_is_asked() -> None:
 
 
 def test_a_page_names_every_api() -> None:
-    text = page(Plan(SLICE, 0, 0, 0, (), 1, False), Found(results()), 5)
+    text = page(Plan(SLICE, 0, 0, 0, (), 1), Found(results()), 5)
     assert [api for api in by_api() if f"| {api} |" not in text] == []
+
+
+@pytest.mark.parametrize("route", ["alone", "further"])
+def test_lessons_mend_what_no_fact_tells(route: str) -> None:
+    """Where nothing is believed of models and APIs, a pool loses two requests at most by one kind of refusal, and a
+    caller with a further tier none."""
+    plan = Plan(11, 0, 0, 0, (), 1, route, without_facts=True)
+    found = carry_out(plan).short
+    assert found.requests.total() > 11 * len(by_api())
+    assert [(key, count) for key, count in found.lost.items() if count > (2 if route == "alone" else 0)] == []
+    assert any(count for (_, form), count in found.classes.items() if form == MENDED)
 
 
 # --------------------------------------------------------------------------- the fakes
