@@ -279,7 +279,7 @@ class LessonsPart(Part):
         """The body of the attempt by fewer lessons."""
         request, pool, operation = routed.request, wire.attempt.candidate.endpoint.pool, wire.request.operation
         facts = self._with(routed.servers.facts(pool), _believed(lessons))
-        server = Server(frozenset({operation}), facts, routed.servers.makers.get(pool, ""))
+        server = routed.servers.of(pool, frozenset({operation}), facts)
         made = self._operations.made_for(server, request, routed.route, _refused(lessons))
         return made or TranslatedBody(request.operation, request.body, (), ())
 
