@@ -35,6 +35,7 @@ READERS = {
     "gateway/cli/records_command.py": "the beginning of a period that is asked for",
     "gateway/cli/top_tables.py": "ages on a screen",
     "gateway/cli/up/tier_models.py": "the date by which models leave an API",
+    "gateway/config/price_section.py": "the day whose prices of models are in force",
     "gateway/downstream/http_request.py": "the Date of a reply",
     "gateway/admission/key_file.py": "the dates of keys and revocations, for people and for their end",
     "gateway/admission/key_store.py": "the same",
