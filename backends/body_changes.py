@@ -21,7 +21,8 @@ from msgspec import Raw
 Json = dict[str, Any]
 Scalar = str | int | float | bool | None
 
-EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max", "ultra")  # in order
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")  # in order
+_ORDER = (*EFFORTS, "ultra")
 SYSTEM, USER = "system", "user"
 
 _LONGEST = 64  # characters of a path in a header
@@ -113,9 +114,9 @@ def opened(value: Any) -> Any:
 
 def nearest(value: Any, values: Sequence[Scalar]) -> Scalar:
     """The listed value next to a value: of efforts and of numbers. None: neither is known to be near another."""
-    if isinstance(value, str) and value in EFFORTS:
-        place, known = EFFORTS.index(value), [each for each in values if each in EFFORTS]
-        return min(known, key=lambda each: (abs(EFFORTS.index(str(each)) - place), each), default=None)
+    if isinstance(value, str) and value in _ORDER:
+        place, known = _ORDER.index(value), [each for each in values if each in _ORDER]
+        return min(known, key=lambda each: (abs(_ORDER.index(str(each)) - place), each), default=None)
     if type(value) in (int, float):
         numbers = [each for each in values if type(each) in (int, float)]
         return min(numbers, key=lambda each: abs(each - value), default=None)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from backends.body_changes import EFFORTS
 from backends.facts.model_facts import Forced
 from backends.fitting.member_paths import ABSENT, Absent, Json, opened, put, value_at, without
 from backends.fitting.target import EFFORT, Target
@@ -19,7 +20,6 @@ from backends.translation.omissions import Omissions
 from backends.translation.request_members import refuse
 
 OFF = "none"
-_ORDER = (OFF, "minimal", "low", "medium", "high", "xhigh", "max")
 _BUDGETS = {"minimal": 1024, "low": 2048, "medium": 8192, "high": 16_384, "xhigh": 24_576, "max": 32_000}  # tokens
 _LEAST_BUDGET = 1024  # tokens
 _DISABLED = {"type": "disabled"}
@@ -36,11 +36,11 @@ def efforts_of(target: Target) -> tuple[str, ...] | None:
 def nearest(effort: str, efforts: Sequence[str]) -> str | Absent:
     """The effort nearest to one that is not among them; of two as near, the higher. Nothing but OFF is none of them."""
     thinking = [each for each in efforts if each != OFF]
-    known = [each for each in thinking if each in _ORDER]
-    if effort not in _ORDER or not known:
+    known = [each for each in thinking if each in EFFORTS]
+    if effort not in EFFORTS or not known:
         return thinking[0] if thinking else ABSENT
-    place = _ORDER.index(effort)
-    return min(known, key=lambda each: (abs(_ORDER.index(each) - place), -_ORDER.index(each)))
+    place = EFFORTS.index(effort)
+    return min(known, key=lambda each: (abs(EFFORTS.index(each) - place), -EFFORTS.index(each)))
 
 
 def is_thinking(body: Json, target: Target) -> bool:
@@ -144,7 +144,7 @@ def _as_adaptive(body: Json, target: Target, told: Omissions) -> Json:
     if value_at(body, path) is not None or type(budget) is not int or not target.facts.efforts:
         return body
     effort = next((each for each, most in _BUDGETS.items() if each != "minimal" and budget <= most), "high")
-    return put(body, path, min(effort, "high", key=_ORDER.index))
+    return put(body, path, min(effort, "high", key=EFFORTS.index))
 
 
 def _as_budget(body: Json, told: Omissions) -> Json:

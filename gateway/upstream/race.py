@@ -259,9 +259,8 @@ class Race(Wire):
         self._lose(self.attempts[number], SILENT)  # an engine that hangs leaves a thousand streams silent at once
 
     def give_up(self, reason: str, *, unasked: bool = False) -> None:
-        if (
-            self.winner is not None and self.winner.outcome is AttemptOutcome.CANCELLED
-        ):  # in mid answer: its time is over
+        is_late = self.winner is not None and self.winner.outcome is AttemptOutcome.CANCELLED  # in mid answer
+        if is_late:
             self.answer.break_off(BrokenOff(LATE))
         elif not self.relay.begun:
             reopens_in = self._reopens_in(monotonic())
