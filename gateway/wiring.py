@@ -142,6 +142,7 @@ class Core:
             for collector in part.collectors:
                 self.registry.register(collector)
             self.recorder.batch_sinks += part.readers
+            self.admin.pool_members.append(part.pool_members)
 
     def offer(self, resource: object) -> None:
         """Let parts later in the list find a resource by its type."""

@@ -73,7 +73,7 @@ class GatewayAdmin:
     on_screen: Histogram  # TTFT reported by callers, by route
     stored_keys: Callable[[], Sequence[Key]] = tuple  # as this process knows them
     map_prefixes: Callable[[float], Sequence[Mapping[str, Any]]] = lambda now: ()  # the hottest, by endpoint
-    pool_members: Callable[[str], Mapping[str, Any]] = lambda pool: {}  # more members of a pool's rows in GET /fleet
+    pool_members: list[Callable[[str], Mapping[str, Any]]] = field(default_factory=list)  # of rows of GET /fleet
     reload: Callable[[], Awaitable[web.Response]] = no_source
     stats: bytes = b""  # the last answer of /routes
     stats_at: float = 0.0  # monotonic time of `stats`
@@ -136,7 +136,7 @@ class GatewayAdmin:
                 **endpoint_view(fleet.view.statistics(endpoint, now), now),
                 "held": held.get(endpoint, []),
                 **bounds.get(endpoint, {"bound": None, "pool_bound": None}),
-                **self.pool_members(fleet.view.pool_of(endpoint)),
+                **{name: value for of in self.pool_members for name, value in of(fleet.view.pool_of(endpoint)).items()},
             }
             for endpoint in loads
         ]

@@ -10,8 +10,8 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
 
 from prometheus_client.registry import Collector
 
@@ -65,6 +65,10 @@ class Part(Hooked):
 
     def reload(self) -> None:
         """Follow the Runtime that has just come into force, within the same turn of the loop."""
+
+    def pool_members(self, pool: str) -> Mapping[str, Any]:
+        """Members that the part adds to the rows of a pool's endpoints in GET /fleet."""
+        return {}
 
     def reopen(self) -> None:
         """Open files again by their names: `logrotate` has renamed them."""

@@ -108,7 +108,6 @@ class LessonsPart(Part):
         self._book: LessonBook[Lesson] = LessonBook()
         self._facts: dict[tuple[int, Believed], tuple[Facts, Facts]] = {}
         self._sections = core.config.pools
-        core.admin.pool_members = self.members
 
     def on(self, plan: RoutePlan) -> Hooks:
         return Hooks(fit=self.fit, mend=self, ended=self.ended) if plan.operation in TAUGHT else NO_HOOKS
@@ -118,8 +117,7 @@ class LessonsPart(Part):
         before, self._sections = self._sections, self._runtime.current.config.pools
         self._book.keep(lambda pool: pool in before and before[pool] == self._sections.get(pool))
 
-    def members(self, pool: str) -> Mapping[str, Any]:
-        """Of the endpoints of the pool in GET /fleet."""
+    def pool_members(self, pool: str) -> Mapping[str, Any]:
         return {"lessons": [_lesson_view(each) for each in self._book.known(pool, monotonic())]}
 
     # -- before the attempts ----------------------------------------------------------------
