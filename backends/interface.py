@@ -92,7 +92,7 @@ class FailureKind(Enum):
     SERVER = "server"  # a 5xx
     PROVIDER = "provider"  # a 5xx that speaks of the whole provider
     OVERLOADED = "overloaded"  # 503, 529
-    QUEUE_LIMIT = "queue_limit"  # 429, 503 of an engine: it has as many requests as it allows
+    QUEUE_LIMIT = "queue_limit"  # 429, 503 of an engine at its request limit
     RATE_LIMITED = "rate_limited"  # 429 that does not say which limit
     REQUEST_RATE = "request_rate"  # 429: the account's requests are spent
     TOKEN_RATE = "token_rate"  # 429: the account's tokens are spent
@@ -345,7 +345,7 @@ class Backend(Protocol):
         return ""
 
     def wake(self) -> HttpCall | None:
-        """Request that wakes a sleeping engine; None: its kind does not sleep."""
+        """Request that wakes a sleeping engine; None: engines of this kind do not sleep."""
         return None
 
     def models(self) -> HttpCall | None:

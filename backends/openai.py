@@ -243,7 +243,7 @@ _TEXT_LISTS = ("input", "documents", "queries", "text_2")  # of which each text 
 
 
 def asks_for_one(body: Mapping[str, Any]) -> bool:
-    """True for a body with one prompt and one answer, which an engine counts as one request."""
+    """True for a body with a single prompt and answer: engines count one request."""
     texts = next((body[name] for name in _TEXT_LISTS if name in body), None)
     several = isinstance(texts, list) and len(texts) > 1 and isinstance(texts[0], str | list)
     return not several and choices_of(body) == 1 and body.get("best_of") in (None, 1)

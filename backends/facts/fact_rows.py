@@ -1,4 +1,4 @@
-"""Rows of the files of facts, read once a process, when its configuration is: the first read takes 20 to 110 ms.
+"""Rows of the fact files, read once per process while the configuration loads: the first read takes 20 to 110 ms.
 
 A file is the shipped one, or a refreshed one that `refreshed.use` has put in its place.
 """
@@ -42,7 +42,7 @@ class ModelRow:
     prices: Prices
 
     def holds(self, name: str) -> bool:
-        """`name`: as `lookup.plain` writes it."""
+        """True if the row matches a model name. `name`: normalized by `lookup.plain`."""
         found = self.match.search(name)
         return found is not None and (not self.since or version(found["v"]) >= self.since)
 
@@ -155,7 +155,7 @@ def is_refreshed(file: str) -> bool:
 
 
 def put_in_place(documents: Mapping[str, Document]) -> bool:
-    """Files that are read in place of shipped ones, by name; any other is the shipped one. True: some rows changed."""
+    """Use refreshed files, by name, in place of shipped files. Files not named stay shipped. True: rows changed."""
     global _edition
     if _in_place == documents:
         return False

@@ -52,7 +52,7 @@ def prices_of(row: str, written: Mapping[str, Any]) -> Prices:
 
 
 def in_force(prices: Sequence[ListedPrice], day: date) -> ListedPrice | None:
-    """The last one that has begun."""
+    """The price valid on a day: the latest that has begun. None: no price has begun."""
     begun = [price for price in prices if price.since is None or price.since <= day]
     return begun[-1] if begun else None
 

@@ -73,16 +73,16 @@ class Facts:
     renamed: Mapping[str, str] = field(default_factory=dict)  # members by their other names
     limit: str = ""  # the member that limits a chat's output; empty: as the caller has named it
     efforts: tuple[str, ...] | None = None  # in chat completions and Messages, in order; None: not known
-    efforts_responses: tuple[str, ...] | None = None  # where Responses has others
+    efforts_responses: tuple[str, ...] | None = None  # in Responses, if different
     default_effort: str = ""
     thinking: tuple[str, ...] | None = None  # types of `thinking` in Messages; None: not known
     # How thinking is switched off: `none` (the effort), `disabled` (the type of `thinking`), `enable_thinking` and
-    # `reasoning.enabled` (members that are false then), `any`: not known; None: it cannot be.
+    # `reasoning.enabled` (members that are false then), `any`: not known; None: always on.
     thinking_off: str | None = "any"
-    off_with_efforts: tuple[str, ...] | None = None  # efforts beside which it may be switched off; None: all
-    thinks_unasked: bool = False  # where a request says nothing of thinking
+    off_with_efforts: tuple[str, ...] | None = None  # efforts that allow thinking to be switched off; None: all
+    thinks_unasked: bool = False  # by default, if the request does not mention thinking
     sampling: Sampling = Sampling.FREE
-    sampling_members: frozenset[str] = frozenset({"temperature", "top_p", "top_k"})  # that `sampling` is about
+    sampling_members: frozenset[str] = frozenset({"temperature", "top_p", "top_k"})  # members that `sampling` governs
     temperature: tuple[float, float] | None = None  # least and most; None: not known
     top_logprobs: int | None = None  # at most
     choices: int | None = None  # most of `n`
@@ -108,9 +108,9 @@ class Facts:
     reasoning_member: str = "reasoning_content"
     thinking_parts: bool = True  # content parts of the type `thinking`, as reasoning of earlier turns
     call_state: str = ""  # path in a tool call of the state that is wanted back with it
-    call_state_placeholder: str = ""  # value there that is accepted where the state is not known
+    call_state_placeholder: str = ""  # accepted value if the state is unknown
     detail_placeholder: Mapping[str, str] = field(default_factory=dict)  # the same, in `reasoning_details`
-    bound_to: str = ""  # what a block of thinking is bound to: "", prefix, prefix+account
+    bound_to: str = ""  # scope of a thinking block: "", prefix, prefix+account
     stops: int | None = None  # most sequences of `stop`; 0: refused
     stop_bytes: int | None = None  # of a sequence
     cache_controls: int | None = None  # most breakpoints of a request

@@ -51,19 +51,19 @@ Wanted = Callable[[Target], bool]
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A rule; the members of a body that it is about; the facts for which it is wanted. `is_mending`: nothing that was
-    meant is lost by it, so that it holds for every author."""
+    """A fitting rule, the body members it reads, and a predicate on the facts that enables the rule. `is_mending`: the
+    rule loses no content, so it applies to every author's bodies."""
 
     rule: Rule
     members: frozenset[str]
     wanted: Wanted
     operations: frozenset[Operation] = FITTED
     is_mending: bool = False
-    of_gateway: bool = False  # for bodies that a translation has written, alone
+    of_gateway: bool = False  # only for bodies written by a translation
 
 
 def _differs(*names: str) -> Wanted:
-    """Some of the facts are not those of a server that takes everything."""
+    """Predicate: at least one named fact differs from the facts of an unknown model."""
 
     def wanted(target: Target) -> bool:
         return any(getattr(target.facts, name) != getattr(_NOTHING_KNOWN, name) for name in names)
@@ -181,8 +181,8 @@ def _holds_for(row: _Row, author: Author) -> bool:
 
 
 def fit_for_translation(body: Json, operation: Operation, facts: Facts, told: Omissions) -> Json:
-    """A body without what the model refuses, and the dialect that it goes to may not express: a refusal of it by name
-    would keep the request from a server that answers it as well."""
+    """Remove members that the model refuses before a translation. The target dialect may lack such a member, and the
+    translation would then refuse a request that the server can answer."""
     return fit_stops(body, Target(operation, facts), told)
 
 

@@ -55,7 +55,7 @@ def _escape(found: re.Match[str]) -> str:
 
 
 class InputText:
-    """Decodes the text on arrival. `keep`: takes what is held, and bounds it."""
+    """Decodes streamed text on arrival. `keep`: receives held text and limits its size."""
 
     def __init__(self, keep: Callable[[str], None]) -> None:
         self._keep = keep

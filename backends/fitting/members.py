@@ -63,12 +63,12 @@ def _is_meant(body: Json, name: str) -> bool:
 
 
 def unknown_members(known: frozenset[str]) -> frozenset[str]:
-    """Members of a chat that a server without them refuses, and that can be left out or refused by name."""
+    """Members of a chat outside `known`: hints to be left out, and meaningful members to be refused by name."""
     return (HINTS | _MEANT_OF_CHAT) - known
 
 
 def fit_known_members(body: Json, target: Target, told: Omissions) -> Json:
-    """Of a chat, for a server that refuses what it does not know."""
+    """Fit the members of a chat to a server that rejects unknown members."""
     found = body
     for name in sorted(unknown_members(target.facts.members or frozenset()) & body.keys()):
         if name in HINTS:

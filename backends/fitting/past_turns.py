@@ -207,7 +207,7 @@ def _known_calls(turn: Json, target: Target, told: Omissions) -> Json:
 
 
 def _has_extra(turn: Json) -> bool:
-    """Calls have state of a server that keeps it there."""
+    """True if a tool call carries provider state in `extra_content`."""
     return any("extra_content" in call for call in objects(turn.get("tool_calls")))
 
 

@@ -41,7 +41,7 @@ def role_of(message: Any) -> str:
 
 
 def fit_roles(body: Json, target: Target, told: Omissions) -> Json:
-    """Of a chat. One that a translation has written has the form that every server takes."""
+    """Fit the roles of chat messages. A translated chat gets roles that every server accepts."""
     messages, is_written = body.get("messages"), target.author is Author.GATEWAY
     if not isinstance(messages, list):
         return body
@@ -117,7 +117,7 @@ def results_after_calls(body: Json, target: Target, told: Omissions) -> Json:
     """Of a chat that a translation has written: each result stands directly after the turn with its call."""
     messages: list[Json] = body["messages"]
     found: list[Json] = []
-    others: list[Json] = []  # that stand between a call and its results
+    others: list[Json] = []  # messages between a call and its results
     awaited: set[Any] = set()
     for message in messages:
         if message["role"] == "tool":

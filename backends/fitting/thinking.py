@@ -34,7 +34,7 @@ def efforts_of(target: Target) -> tuple[str, ...] | None:
 
 
 def nearest(effort: str, efforts: Sequence[str]) -> str | Absent:
-    """The effort nearest to one that is not among them; of two as near, the higher. Nothing but OFF is none of them."""
+    """The accepted effort nearest to an unaccepted effort; on a tie the higher. ABSENT: only OFF is accepted."""
     thinking = [each for each in efforts if each != OFF]
     known = [each for each in thinking if each in _ORDER]
     if effort not in _ORDER or not known:

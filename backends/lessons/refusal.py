@@ -28,10 +28,10 @@ _BARE = re.compile(r"[\w.-]{1,60}")
 _SENTENCE = re.compile(r"\.(?:\s|\Z)")
 _MOST_PARTS = 8  # of an error
 _MOST_VALUES = 20
-_MOST_MEMBERS = 8  # that one refusal names
+_MOST_MEMBERS = 8  # named by a refusal
 _WORDS = ("and", "or", "are", "is", "not", "values", "the")
 _LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")  # renamed, never left out
-_CHAT_LIMITS = _LIMITS[:2]  # a server without the one knows the other
+_CHAT_LIMITS = _LIMITS[:2]  # a server that lacks either accepts the other
 _MESSAGES = ("messages", "input")
 
 
@@ -71,7 +71,7 @@ UNREAD = Reading(RefusalVerdict.UNREAD)
 
 
 def read_refusal(body: bytes, sent: Mapping[str, Any]) -> Reading:
-    """`sent`: the body that was refused, of which nested values may be `Raw`."""
+    """Classify an error reply. `sent`: the refused body; nested values may be `Raw`."""
     for part in error_parts(body)[:_MOST_PARTS]:
         for row in table().rows:
             if (matches := row.matches(part)) and (found := _read(row, part, matches, sent)) is not None:
@@ -83,7 +83,7 @@ _Matches = Sequence[re.Match[str] | None]
 
 
 def _read(row: KnownRefusal, part: ErrorPart, matches: _Matches, sent: Mapping[str, Any]) -> Reading | None:
-    """None: the row fits, and nothing that it names was sent."""
+    """Read an error by a matching row. None: the request has no member that the row names."""
     match row.course:
         case Course.UNREAD:
             return UNREAD
@@ -117,7 +117,7 @@ def _group(match: re.Match[str] | None, name: str) -> str:
 
 
 def _named(part: ErrorPart, match: re.Match[str] | None, sent: Mapping[str, Any]) -> str:
-    """Path of the refused member: of the error's own, else of the words."""
+    """Path of the refused member, from the error's member field or else its message."""
     names = [part.member, _group(match, "m")]
     if at := _group(match, "at"):
         names.insert(0, f"{at}.{_group(match, 'm')}")

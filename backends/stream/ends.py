@@ -60,7 +60,7 @@ def end_of(word: Any) -> End:
 
 
 def is_failed(word: Any) -> bool:
-    """True for an end that says that there is no answer."""
+    """True for a finish reason that reports a failed answer."""
     return end_of(word) is End.FAILED
 
 

@@ -116,8 +116,8 @@ def _signatures_of(blocks: Any) -> list[str]:
 
 
 def read_message_usage(usage: Usage, reported: Any) -> None:
-    """Take over a `usage` object. Anthropic's input tokens are those that no cache has read or written, and its counts
-    leave out what a compaction has read and written before the message (`iterations`), though it is billed."""
+    """Read a `usage` object. Anthropic's `input_tokens` exclude cached tokens, read or written, and its totals
+    exclude compactions (`iterations`), which are billed as well."""
     if not isinstance(reported, dict):
         return
     compactions = _iterations(reported, "compaction")
