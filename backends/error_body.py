@@ -163,7 +163,7 @@ _LOC_NAME = re.compile(r"'([^']{1,100})'|(\d{1,6})")
 
 
 def error_parts(body: bytes) -> list[ErrorPart]:
-    """Errors listed in an error reply: first the errors that name a member, then errors nested in a message."""
+    """Errors listed in an error reply: errors that name a member first, then nested errors."""
     try:
         return _parts(json.loads(body), _MOST_INSIDE)
     except (ValueError, RecursionError):

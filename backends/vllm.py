@@ -188,7 +188,7 @@ class SGLang(Vllm):
     native = Vllm.native - {Operation.MESSAGES, Operation.COUNT_TOKENS}  # its Messages carry no cache_salt
     assembled_members = {}  # `metadata` is in whole answers alone
     id_field = "rid"
-    wake_path = ""  # its page does not tell that memory was released (0.5.23)
+    wake_path = ""  # its status page does not report released memory (0.5.23)
     refuses_models = False
     metrics = LoadMetrics(
         running=(b"sglang:num_running_reqs",),

@@ -72,7 +72,7 @@ def call_delta(delta: Mapping[str, Any], place: int) -> CallDelta:
 
 @dataclass(slots=True)
 class StreamedCall:
-    """A call, as far as it has arrived. `length`: characters of its arguments."""
+    """A tool call in progress. `length`: characters of arguments so far."""
 
     number: int
     identity: str = ""

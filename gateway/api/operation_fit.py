@@ -50,7 +50,7 @@ class Servers:
     attributed: frozenset[str] = frozenset()
 
     def of(self, pool: str, spoken: frozenset[Operation], facts: Facts | None = None) -> Server:
-        """`facts`: others than those of the request's model."""
+        """Servers of a pool. `facts`: overrides the facts of the request's model."""
         known = self.facts(pool) if facts is None else facts
         return Server(spoken, known, self.makers.get(pool, ""), pool in self.attributed)
 
@@ -60,12 +60,12 @@ NO_SERVERS = Servers()
 
 @dataclass(slots=True)
 class OperationFit:
-    """Operations that servers lack or have answered, by pool. Size: at most pools times operations."""
+    """Operations by pool that servers lack or have answered. Size: at most pools times operations."""
 
-    # by pool: until when, by caller that has found it
+    # by pool and operation: expiry time, by the caller that found the lack
     lacking: dict[tuple[str, Operation], dict[str, float]] = field(default_factory=dict)
     served: set[tuple[str, Operation]] = field(default_factory=set)
-    recall: Recall | None = None  # of signatures in answers that have passed untouched; None: nothing is remembered
+    recall: Recall | None = None  # makers of signatures in answers relayed unchanged; None: disabled
     bodies: FittedBodies = field(default_factory=FittedBodies)
 
     def is_plain(self, request: InferenceRequest, members: frozenset[str] | None, written: bytes) -> bool:

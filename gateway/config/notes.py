@@ -28,7 +28,7 @@ _UNITS = ((3600, "h"), (60, "m"), (1, "s"), (1e-3, "ms"), (1e-6, "us"))
 
 
 def notes(config: Config) -> list[str]:
-    """One line each."""
+    """Notes on a configuration, each a line."""
     of_pools = (_placeholders, _open_keys, _shared_servers, _shared_events)
     of_names = (unreachable_passthrough, models_hidden_from_passthrough)
     of_times = (_ttfts, _limits_of_first_tokens, _totals, _tpots)
@@ -75,7 +75,7 @@ def _open_keys(config: Config) -> Iterator[str]:
 
 
 def _shared_events(config: Config) -> Iterator[str]:
-    """Of servers, or ranks of a server, that publish at one address: each would be taken to hold what another holds."""
+    """Servers or ranks that share a KV event address: their cache contents would be mixed up."""
     by_url: dict[str, dict[tuple[str, int | None], str]] = defaultdict(dict)
     for id, address in config.kv_events().items():
         for key, url in (("kv_events", address.kv_events), ("kv_replay", address.kv_replay)):

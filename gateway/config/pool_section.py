@@ -345,18 +345,18 @@ class PoolSection(Section):
         return self._listed_on(day) != self._listed
 
     def _listed_on(self, day: date) -> facts.Price | None:
-        """Price by the facts. None: none is known, or it is written, or callers pay, or callers choose the model."""
+        """Price by the facts. None: unknown, set in the configuration, paid by callers, or callers choose the model."""
         is_open = self.caller_keys or self.models or "price" in self.model_fields_set
         return None if is_open or not self.model else listed(self.urls, self.model, day)
 
     @property
     def price_in_force(self) -> facts.Price:
-        """As written, else by the facts, on the day when the configuration was read."""
+        """Configured price, else the price by the facts on the day when the configuration was read."""
         return self.price.value if self._listed is None else self._listed
 
     @property
     def lacks_price(self) -> bool:
-        """Its model costs something that is not known: at an API by its kind, or by its address."""
+        """True for a paid API, by the pool's kind or address, whose price is neither configured nor known."""
         if not self.model or self.caller_keys or self._listed is not None or "price" in self.model_fields_set:
             return False
         return self.kind.needs_key or any(maker_at(urlsplit(url).hostname or "") for url in self.urls)

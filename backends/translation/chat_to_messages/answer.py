@@ -97,7 +97,7 @@ def _usage(usage: Any) -> Json | None:
 
 @dataclass(slots=True)
 class _OpenBlock:
-    """A block that has begun. `call`: number of its tool call; `thought`: its text of thinking, up to the signature."""
+    """A content block in progress. `call`: number of its tool call; `thought`: thinking text before the signature."""
 
     start: Json = field(default_factory=dict)
     call: int | None = None

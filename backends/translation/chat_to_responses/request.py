@@ -33,7 +33,7 @@ def chat_to_responses(body: Mapping[str, Any], dropped: Omissions) -> Json:
         found["max_output_tokens"] = limit
     if (effort := members.take("reasoning_effort")) is not None:
         found["reasoning"] = {"effort": effort}
-    # What the provider does not store, it has to return for the next turn.
+    # Ask for encrypted reasoning if the provider does not store the response: the next turn needs the reasoning.
     wants_reasoning = not found["store"] and effort != "none"
     found |= _tools(members) | _text(members)
     include = [*_logprobs(members, found), *([_ENCRYPTED] if wants_reasoning else [])]

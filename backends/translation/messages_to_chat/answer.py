@@ -304,7 +304,7 @@ class MessagesFromChatStream(EventTranslator):
         return details_text(details_of(delta)) if "reasoning_details" in delta and not self._has_reasoning else ""
 
     def _seal_thought(self) -> list[Json]:
-        """The end of a block of thinking: its signature holds the state that has come with it."""
+        """Deltas that end a thinking block: a signature that seals the provider state received with the block."""
         thought, self._thought = "".join(self._thought), []
         if not self._context.maker or not (state := self._state.take(thought)):
             return []

@@ -23,7 +23,7 @@ GivenId = Callable[[StreamedCall], str]  # the id of a call that the caller gets
 
 
 class _Block:
-    """A block of text or thinking. `is_closed`: nothing more belongs to it. `ending`: the deltas that complete it."""
+    """A block of text or thinking. `is_closed`: complete. `ending`: returns the final deltas."""
 
     def __init__(self, kind: str, empty: Json, ending: Ending | None = None) -> None:
         self.kind = kind
@@ -143,7 +143,7 @@ class MessageBlocks:
         return written
 
     def _write(self, block: _Block, text: str) -> bytes:
-        """Write what need not wait. `text`: new in `block`, kept while it waits."""
+        """Write all blocks that are ready, in order. `text`: new text of `block`, buffered until the block is first."""
         written = b""
         while self._queue and self._queue[0].is_ready:
             first = self._queue[0]
@@ -156,7 +156,7 @@ class MessageBlocks:
         return written
 
     def _start(self, block: _Block) -> bytes:
-        """Write the start of a block that has none, and its deltas."""
+        """Write the waiting deltas of a block, after its start event if not yet written."""
         written = b""
         if not block.is_started:
             block.is_started = True

@@ -260,7 +260,7 @@ class ResponseBuilder:
         self._close_part()
         if "status" in self._item:
             self._item["status"] = status
-        elif self._maker and "encrypted_content" not in self._item:  # also without state: it says who has thought
+        elif self._maker and "encrypted_content" not in self._item:  # even without state: names the maker
             self._item["encrypted_content"] = sealed(self._maker, self._state.take(reasoning_text(self._item)))
         self._emit("response.output_item.done", output_index=len(self._output) - 1, item=self._item)
         self._item = {}

@@ -16,7 +16,7 @@ from typing import Any
 from backends.translation.translation import NO_CONTEXT, AnswerContext
 from backends.translation.turn_state.seals import id_of_call, sealed
 
-PLAIN = re.compile(r"[a-zA-Z0-9_-]{1,64}")  # accepted by all servers that take ids as they come
+PLAIN = re.compile(r"[a-zA-Z0-9_-]{1,64}")  # accepted by every server without an id format of its own
 
 
 def made_id(prefix: str = "call_") -> str:

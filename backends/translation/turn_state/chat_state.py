@@ -39,7 +39,7 @@ def is_thought(message: Mapping[str, Any]) -> bool:
 
 
 def members_of(message: Mapping[str, Any]) -> Json:
-    """State beside the details. Marks of thoughts are none."""
+    """Provider state other than `reasoning_details`. Thought marks are removed."""
     found = {name: value for name in MEMBERS if (value := message.get(name))}
     if found and is_thought(message):
         others = {name: _without_mark(each) for name, each in message["extra_content"].items()}
@@ -52,7 +52,7 @@ def _without_mark(extra: Any) -> Any:
 
 
 class ChatState:
-    """State of the deltas so far that is not sealed yet. `kept`: bounds it, with all else that the answer keeps."""
+    """Provider state of the deltas so far, not yet sealed. `kept`: limits the total size kept of an answer."""
 
     __slots__ = ("_calls", "_details", "_kept", "_members")
 
@@ -72,7 +72,7 @@ class ChatState:
             self._members = merged(self._members, members)
 
     def add_late(self, call_id: str, state: Json) -> None:
-        """Note state of a call whose id the caller knows already."""
+        """Add state of a call whose id was already sent to the caller."""
         self._calls[call_id] = merged(self._calls.get(call_id, {}), state)
 
     def take(self, text: str = "") -> Json:

@@ -1,12 +1,12 @@
-"""State of turns in the history of a request, for the one pool that the request is sent to.
+"""Provider state of turns in a request's history, opened for the pool that gets the request.
 
 Rules:
 - State of the pool's own maker returns bit for bit: in the dialect of its maker, or as the member STATE of the block or
   item that held the seal, for the translation that follows.
 - State of another maker is left out, and noted: no other account, and no other model, accepts it. Its text stays where
   the pool's servers read reasoning as text.
-- The gateway seals nothing in answers that pass untouched. It remembers who has made their signatures (`Recall`); what
-  it does not know is kept.
+- The gateway seals nothing in answers relayed unchanged. `Recall` remembers the maker of their signatures; signatures
+  of an unknown maker are kept.
 - Ids of calls become those of the server that made them, in letters that every server accepts.
 """
 
@@ -179,7 +179,7 @@ class TurnHistory:
 
 
 def without_state(call: Any) -> Any:
-    """A call of a chat with its state as the members that it was."""
+    """Restore provider state in a chat's tool call from STATE to its original members."""
     if not isinstance(call, dict) or (state := call.pop(STATE, None)) is None:
         return call
     function = call.get("function")

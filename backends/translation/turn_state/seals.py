@@ -52,7 +52,7 @@ class Opener:
         self._left = MOST_ELEMENTS
 
     def opened(self, text: Any) -> Opened | None:
-        """None: no seal, one that is damaged, or one too many."""
+        """Decode a seal. None: not a seal, damaged, or beyond the limit of MOST_ELEMENTS per history."""
         if not isinstance(text, str) or not text.startswith(MARK):
             return None
         try:

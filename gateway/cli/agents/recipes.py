@@ -210,7 +210,7 @@ def _values(facts: GatewayFacts) -> Mapping[str, str]:
 
 
 def _filled(template: str, values: Mapping[str, str]) -> str:
-    """The template without its lines that name an unknown value."""
+    """Fill a template. Lines that name an unknown value are left out."""
     lines = template.splitlines(keepends=True)
     return "".join(Template(line).substitute(values) for line in lines if _names(line) <= values.keys())
 

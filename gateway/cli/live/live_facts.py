@@ -59,7 +59,7 @@ class PageFacts:
 
 @dataclass(frozen=True, slots=True)
 class EndpointFacts:
-    """`token` None: not asked for one. `overdue`: the endpoint used up its time."""
+    """Findings at one endpoint. `token` None: no token was requested. `overdue`: the time limit was reached."""
 
     id: str
     pool: str

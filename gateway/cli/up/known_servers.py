@@ -145,7 +145,7 @@ class ListedModels:
     names: Sequence[str]
     left_out: int
     owner: str
-    window: int | None = None  # tokens of context, the least of what its models tell
+    window: int | None = None  # context tokens, the smallest that the models report
 
 
 def listed_models(answer: Any) -> ListedModels | None:

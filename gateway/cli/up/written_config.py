@@ -20,7 +20,7 @@ from gateway.cli.up.known_servers import FoundServer, Reach
 from gateway.cli.up.tier_models import models_of_tiers, quality_order
 
 WIDTH = 110
-OPEN_ENDED = ("ollama", "compatible")  # servers of this machine that get further models while they run
+OPEN_ENDED = ("ollama", "compatible")  # local servers that load further models at run time
 HEADER = """\
 # Written by `firsttoken up` from the servers that it found. Serve it with: firsttoken serve --config {file}
 # Every model answers as POOL/MODEL, and under its own name where one pool alone lists it. Keys stay in the environment.
