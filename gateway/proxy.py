@@ -148,7 +148,7 @@ class Proxy:
             http.refuse(refusal)
 
     async def aside(self, http: HttpRequest, operation: str, answer: Aside) -> None:
-        """Answer a request that is no inference, and emit a Record. It counts as a request of its key."""
+        """Answer a request other than inference, and emit a Record. The request counts against its key."""
         with self.recorder.timeline(http.arrival) as timeline:
             timeline.identified(request_id_of(http.headers), operation, None)
             try:

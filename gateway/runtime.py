@@ -107,8 +107,8 @@ class Runtime:
         return [*dict.fromkeys(endpoint.id for endpoint in able)]
 
     def context_window(self, model: str, tenant: Tenant) -> int | None:
-        """The largest of the pools that may serve a caller's model name; None: one of them is unknown. Raises ApiError
-        (404)."""
+        """The largest context window, in tokens, among pools of a caller's model name; None: a window is unknown.
+        Raises ApiError (404)."""
         windows = [self.pools[pool].context_window for pool in self.routes.match(model, tenant).route.pools]
         known = [window for window in windows if window is not None]
         return max(known) if len(known) == len(windows) else None

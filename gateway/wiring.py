@@ -43,8 +43,8 @@ T = TypeVar("T")
 
 
 class Core:
-    """The objects of one gateway, and the configuration in force. `worker`: this process among several; None: it is
-    alone. Parts attach to it, each with what `Part` names."""
+    """Objects of a gateway process, and the configuration in force. `worker`: context of this worker; None: a single
+    process. Parts attach hooks, collectors and readers (`Part`)."""
 
     def __init__(self, config: Config, worker: WorkerContext | None = None) -> None:
         self.worker = worker

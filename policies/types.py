@@ -79,8 +79,8 @@ class Price:
 
     @property
     def long_write(self) -> float:
-        """Price of what a cache keeps for an hour or longer: without one of its own that of any write, and twice that
-        of input where a write costs more than input, as at all providers that have two prices (2026-11)."""
+        """Price of cache writes kept an hour or longer. Default: the price of other writes, or at least LONG_WRITE
+        times the input price if writes cost more than input, as at all providers with two prices (2026-11)."""
         if self.cache_write_1h is not None:
             return self.cache_write_1h
         write = self.input if self.cache_write is None else self.cache_write
@@ -211,8 +211,8 @@ class RequestView:
     priority: int = 0
     reasoning_effort: str = ""  # as the caller asked (`policies.routes.when`); empty: it named none
     headers: Mapping[str, str] = field(default_factory=dict)  # lower-case names; only headers in a `when`
-    pinned: str = ""  # id of the endpoint that holds state of this request; empty: any endpoint may serve it
-    # By pool: the endpoint that alone reads state of its own in this request; other pools go without that state.
+    pinned: str = ""  # id of the endpoint that holds state of this request; empty: any endpoint may serve
+    # By pool: the only endpoint that can read its state in this request; other pools go without the state.
     readers: Mapping[str, str] = field(default_factory=dict)
     session: str = ""
     unfit: Mapping[str, str] = field(default_factory=dict)  # pools that cannot serve the request, with the reason

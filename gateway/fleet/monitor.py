@@ -2,10 +2,10 @@
 
 Rules:
 - Each endpoint with a load or health page is polled. Attempts report to the fleet themselves, and so do cache events.
-- Of several workers a single one polls an endpoint and sends the results to the others. Each worker draws its own
-  conclusions, and polls by itself where it has heard no result for STALLED seconds.
-- What a page says, and what a page that fails says, is decided in `gateway.fleet.endpoint_poll`: a failed connection
-  may take an endpoint down, a page of the load that fails does not.
+- With several workers, a single worker polls an endpoint and sends the results to all workers. Each worker draws its
+  own conclusions, and polls by itself after STALLED seconds without a result.
+- `gateway.fleet.endpoint_poll` interprets pages and failed polls: a failed connection may take an endpoint down, a
+  failed load page does not.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class SharedPolls(Protocol):
 
 
 class Monitor:
-    """One per process."""
+    """Polls load and health pages, and reports to the fleet. One per process."""
 
     def __init__(
         self,

@@ -59,14 +59,14 @@ class Rest(Protocol):
 
 
 class Recovery(Protocol):
-    """Keeps the answer of one request, and finds candidates that may write the rest."""
+    """Records the answer of one request, and finds candidates to continue a broken answer."""
 
     def link(self) -> Rewriter:
         """The first filter of an answer that begins."""
         ...
 
     def patience(self, own: Attempt, tpot: float | None, others: Sequence[Candidate]) -> float:
-        """Seconds without a byte after which the stream is left for one of `others`; FOREVER: it is not."""
+        """Seconds without a byte after which the stream is abandoned for one of `others`; FOREVER: never."""
         ...
 
     def recover(self, wire: WireAttempt, failure: Failure, unwritten: bool, others: Sequence[Candidate]) -> Rest | None:
@@ -82,8 +82,8 @@ class Recovery(Protocol):
 Recover = Callable[[RoutedRequest], Recovery | None]  # None: no candidate could continue an answer to this request
 
 
-# Of a whole answer, as the caller reads it: its shortcoming, for which that of another pool is preferred; empty: it
-# has none. Never raises: a fault of the judge is none of the answer's.
+# Returns the shortcoming of a whole answer in the caller's dialect, for which another pool is asked; empty: none. Never
+# raises: an error of the judge must not fail the answer.
 Judge = Callable[[InferenceRequest, bytes], str]
 
 

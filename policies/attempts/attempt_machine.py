@@ -165,8 +165,7 @@ class AttemptMachine:
         self._go_on(now, shortcoming)
 
     def client_gone(self) -> None:
-        """The caller has disconnected. After the last event of its answer it has a complete answer, whoever closes
-        first."""
+        """The caller has disconnected. COMPLETED if the last event was written, whichever side closes first."""
         if self.state is AttemptState.OVER:
             return
         if self.kept is not None:

@@ -80,7 +80,7 @@ class CandidateWalk:
         return closed
 
     def skip_slow(self, now: float) -> bool:
-        """Pass over the first candidates, as decided, that are expected to exceed their limit. True: one is left."""
+        """Skip leading candidates whose forecast exceeds the limit, in decided order. True: a candidate is left."""
         while self._limits is not None and self._passed < len(self._candidates):
             if not (reason := exceeds_limit(self._limits, self._candidates[self._passed], now)):
                 break
@@ -88,12 +88,12 @@ class CandidateWalk:
         return self._passed < len(self._candidates)
 
     def _is_for_other(self, candidate: Candidate) -> bool:
-        """The candidate's tier comes after something else than what the request has met with."""
+        """True if the candidate's tier is reserved for a failure kind other than the request's."""
         after = () if self._after is None else self._after[candidate.tier]
         return self._cause not in after if after else self._cause != "failure"
 
     def turn_to(self, kind: str) -> bool:
-        """After a failure of this kind: True where a tier comes after just this, and no other is asked from here on."""
+        """After a failure: True if a later tier is reserved for this kind; the walk is then limited to such tiers."""
         after, left = self._after, range(self._passed, len(self._candidates))
         if after is None or kind not in OWN_TIERS or not any(kind in after[self._candidates[i].tier] for i in left):
             return False
@@ -102,8 +102,8 @@ class CandidateWalk:
 
     @property
     def may_race(self) -> bool:
-        """The next candidate may be asked for lateness alone, after `advance`: its tier comes after no failure, and its
-        endpoint was not asked before."""
+        """True if the next candidate may be hedged: its tier is not reserved for failures, and its endpoint was not
+        asked before. Call after `advance`."""
         if not self._levels:
             return True
         upcoming = self.upcoming
@@ -112,7 +112,7 @@ class CandidateWalk:
 
     @property
     def asks_again(self) -> bool:
-        """The next candidate is one that has failed before, after `advance`."""
+        """True if the next candidate has failed before. Call after `advance`."""
         return self.retries is not None and self.upcoming.endpoint.id in self.lost
 
     @property
@@ -120,7 +120,7 @@ class CandidateWalk:
         return self.opened < self._max_attempts and self.deaths < MAX_DEATHS
 
     def allow_another(self) -> None:
-        """One attempt that is not the request's doing does not count."""
+        """Permit an extra attempt, to replace an attempt that failed for no fault of the request."""
         self._max_attempts += 1
 
     @property

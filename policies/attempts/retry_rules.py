@@ -26,7 +26,7 @@ def is_lost(blame: Blame) -> bool:
 def pools_alike(
     failure: Failed, candidate: Candidate, walk: CandidateWalk, limits: AttemptLimits, wire: Wire
 ) -> Collection[str] | None:
-    """Pools that would fail in the same way; None: every one."""
+    """Pools that would fail in the same way; None: all pools."""
     pool = candidate.endpoint.pool
     match failure.blame.elsewhere:
         case Elsewhere.NEXT:

@@ -1,4 +1,4 @@
-"""The wire under the attempt machine (`policies.attempts.attempt_machine`), and what passes between them."""
+"""Interface between the attempt machine (`policies.attempts.attempt_machine`) and the connections to servers."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class Progress:
 
 
 class Wire:
-    """Carries the attempts of one request: performs what the attempt machine decides, and answers its questions. The
-    answers here are those of nobody who knows anything. A call may lead to another event in the same call."""
+    """Performs decisions of the attempt machine for one request, and answers its queries. Default answers assume
+    nothing known. A call may re-enter the machine with an event."""
 
     closes = False  # an endpoint may have a cap or a rate limit
 
@@ -57,7 +57,7 @@ class Wire:
         raise NotImplementedError
 
     def cancel(self, number: int, outcome: AttemptOutcome) -> None:
-        """Stop an attempt. COMPLETED: one whose whole answer is there."""
+        """Stop an attempt. COMPLETED: its whole answer has arrived."""
         raise NotImplementedError
 
     def commit(self, number: int, *, was_kept: bool = False) -> None:
@@ -65,7 +65,7 @@ class Wire:
         raise NotImplementedError
 
     def keep(self, number: int, shortcoming: str) -> None:
-        """Hold this answer while another pool is asked, for its shortcoming."""
+        """Hold an answer with a shortcoming while another pool is asked."""
 
     def leave(self, number: int) -> None:
         """Stop reading the committed stream: it is silent, or complete on an open connection."""

@@ -86,7 +86,7 @@ class Witnesses:
 
 @dataclass(slots=True)
 class CallerState:
-    """The endpoint, as one caller has met with it. `since`: latest evidence."""
+    """State of an endpoint by the evidence of one caller. `since`: time of the latest evidence."""
 
     breaker: CircuitBreaker
     refusal: ProviderRefusal
@@ -95,7 +95,7 @@ class CallerState:
     unknown_adapters: dict[str, float] = field(default_factory=dict)  # refused: until when
 
     def is_over(self, now: float) -> bool:
-        """Nothing is held against the endpoint any more."""
+        """True if no evidence counts against the endpoint any more."""
         breaker = self.breaker
         if self.cap(now) is not None or max(self.refusal.until, *self.unknown_adapters.values(), NEVER) > now:
             return False

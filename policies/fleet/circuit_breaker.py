@@ -226,7 +226,7 @@ class CircuitBreaker:
         return self._probe_failures == REFUSALS
 
     def on_probe_unwell(self, now: float, why: str) -> None:
-        """The server accepts connections, and its health page fails or is silent."""
+        """The server accepts connections, but its health page fails or times out."""
         if now < self._failed_at:
             return
         self._clear_refusals()
@@ -235,7 +235,7 @@ class CircuitBreaker:
             return
         self._unwell += 1
         if self._unwell >= REFUSALS and self.state is BreakerState.CLOSED:
-            self._probe_failures = max(self._probe_failures, 1)  # a page that is well ends it
+            self._probe_failures = max(self._probe_failures, 1)  # cleared by a healthy page
             self._trip(EjectionCause.UNHEALTHY, why, now)
 
     def on_other_ranks(self, now: float, why: str) -> bool:

@@ -107,7 +107,7 @@ class EndpointState:
         self.kv_room = KvRoom()
         self.network: NetworkPath | None = None
         self.scraped_at = self.last_used_at = self.last_token_at = NEVER
-        self.heard_at = NEVER  # time of the last count of tokens before the one that found more: these came after it
+        self.heard_at = NEVER  # poll before the latest increase of the token count: the tokens came later
         self.newest_answered = NEVER  # sending of the newest attempt with a first token or an answer
         self.warming = False
         self.peer_load = NO_LOAD
@@ -451,7 +451,7 @@ class EndpointState:
         return before
 
     def on_load_unknown(self, fault: str, now: float) -> None:
-        """The engine has not told its load. What was learned stays, and its own requests are counted."""
+        """The load report failed. Learned values stay; load is counted from the gateway's own requests."""
         self.load_fault, self.scraped_at = fault, NEVER
         self.engine = replace(self.engine, running=None, waiting=None, kv_usage=None)
         self.other_running = self.other_waiting = self._excess = 0

@@ -204,13 +204,13 @@ class InFlightAttempt:
         return self.state.pool.price.of(tokens, report.completion_tokens or 0, report.cached_tokens or 0)
 
     def outlook(self, key: Hashable, now: float) -> tuple[float, Forecast, float] | None:
-        """A time, the forecast of the first token from then on by what the engine has before and beside it now, and the
-        latest token of any answer there. None: of an API, and of an engine that was asleep, no more is known."""
+        """Start time of a TTFT forecast, the forecast by the engine's present queue and batch, and the time of the
+        engine's latest token. None: an API, or an engine that was asleep."""
         state, inflight = self.state, self.state.inflight
         if not state.pool.local or key not in inflight.prefilling or self.candidate.load.health is Health.ASLEEP:
             return None
         since, (cached, lost) = inflight.queue.started_at, inflight.prefills_of(key)
-        reported = self.reported_queue if since <= self.sent_at else 0.0  # a first token shows that it has ended
+        reported = self.reported_queue if since <= self.sent_at else 0.0  # the queue ends with a first token
         forecast, heard_at = self._forecast_of(cached, reported, now), max(state.heard_at, state.last_token_at)
         if not state.interference.answers or now - max(since, heard_at) < STEP_S:
             forecast = forecast.or_else(self._forecast_of(lost, reported, now), LOST)

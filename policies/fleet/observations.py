@@ -94,7 +94,7 @@ class AnswerObservation:
         return False
 
     def _learn_tpot(self, itl: float, tokens: int) -> None:
-        """Its spread and its pace with everything that stalled the answer, and the latency of a step without."""
+        """Learn TPOT: spread and pace with all stalls included, step latency without stalls by other prefills."""
         attempt = self.attempt
         state = attempt.state
         state.tpot_predictor.spread.observe(attempt.candidate.load, itl, self.at)
@@ -109,7 +109,7 @@ Observation = FirstTokenObservation | AnswerObservation
 
 
 def learn_silence(attempt: InFlightAttempt, now: float) -> None:
-    """Teaches that no token has come by now."""
+    """Learn from a missing first token: TTFT exceeds the time elapsed."""
     state = attempt.state
     had_room = attempt.found_room and state.kv_room.overflowed_at < attempt.sent_at
     if not had_room and state.predictor.samples >= TRAINED_SAMPLES:

@@ -124,10 +124,10 @@ class RecentRatios:
 
 
 class TpotSpread:
-    """Distribution of the TPOT of an answer that begins now, by the TPOT pressure at its sending.
+    """Distribution of an answer's TPOT, by the TPOT pressure when sent.
 
-    Learned from whole answers with everything that stalled them. Of a short one, a single prefill is most of its TPOT:
-    short answers are the tail of the distribution.
+    Learned from whole answers, stalls included. A single prefill dominates the TPOT of a short answer: short answers
+    form the tail of the distribution.
     """
 
     def __init__(self) -> None:

@@ -194,7 +194,7 @@ class TtftPredictor(ABC):
         """An API that was tried on a guess stayed silent until too little was left of `within` seconds."""
 
     def quantiles(self, queued_tokens: float, now: float) -> Quantiles:
-        """Of actual / predicted."""
+        """Quantiles of actual / predicted TTFT."""
         return self._errors_of(queued_tokens).quantiles(now)
 
     def _errors_of(self, queued_tokens: float) -> ErrorQuantiles:
@@ -205,7 +205,7 @@ class TtftPredictor(ABC):
         return self._queued_errors
 
     def _widen(self) -> None:
-        """The spread of queued prompts follows that of idle ones, until its own errors tell."""
+        """Widen the error spread of queued prompts from the spread of idle prompts, until own errors are observed."""
         if (at := self._widens_at) is not None:
             self._widens_at = None
             self._queued_errors.widen_from(self._idle_errors, at, QUEUED_SPREAD)

@@ -48,7 +48,7 @@ class LessonEvidence:
 
 @dataclass(frozen=True, slots=True)
 class KnownLesson(Generic[L]):
-    """A lesson for the operator. `callers`: for whom it counts; 0: for all. `left`: s until it is asked again."""
+    """A lesson as shown to the operator. `callers`: number affected; 0: all. `left`: seconds until retested."""
 
     place: Place
     lesson: L

@@ -28,7 +28,7 @@ QueueKey = tuple[str, str]  # endpoint, and the caller whose own limit it is; ""
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """Requests that are sent to an endpoint before another, s of their prefill, and tokens of their prompts."""
+    """Requests ahead of a request at an endpoint: count, seconds of prefill, prompt tokens."""
 
     requests: int = 0
     prefill_s: float = 0.0

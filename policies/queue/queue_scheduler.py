@@ -112,7 +112,7 @@ class QueueScheduler:
         self.queues.in_dispatch.pop(request_key, None)
 
     def leave(self, request_key: Hashable, now: float) -> None:
-        """Removes a request that is not to be placed: its caller is gone, or a reload has replaced its route."""
+        """Remove a request whose caller has disconnected, or whose route a reload has replaced."""
         if (queued := self.queues.remove(request_key, now)) is not None:
             queued.end_hold(now)
         if not self.held:
@@ -181,7 +181,7 @@ class QueueScheduler:
                     break
 
     def _late_heads(self, turn: PlacementRound) -> list[QueuedRequest]:
-        """The next of each queue; of many, those that an idle engine may take, and those decided longest ago."""
+        """The head of each queue. Of many: heads that an idle engine may take, and heads decided longest ago."""
         heads = self.queues.best_effort.heads(turn.now)
         if len(heads) <= MANY:
             return heads
@@ -194,7 +194,7 @@ class QueueScheduler:
         return by_parts, turn, queued.deadline == FOREVER, queued.sequence
 
     def _released(self, queued: QueuedRequest, decision: Decision | None) -> Iterator[Released]:
-        """None: the request stays in the queue."""
+        """Release a request by its decision. None: the request stays in the queue."""
         if decision is not None:
             if decision.chosen is not None:
                 self._dispatch(queued, decision.chosen, decision.at)

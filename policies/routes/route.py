@@ -298,7 +298,7 @@ _FOUND_IN_WORDS = ("refusal_text", "language")  # reasons of former versions
 
 
 def _reasons(value: Any) -> Any:
-    """Tell what to write in place of what former versions took."""
+    """Validator: reject values of former versions, with the replacement in the error message."""
     if isinstance(value, dict):
         raise ValueError("no stream is held back and judged any more; write the reasons alone, as in [invalid_json]")
     if isinstance(value, list) and any(each in _FOUND_IN_WORDS for each in value):
@@ -421,12 +421,12 @@ class Route(Strict):
         return self
 
     def is_same_part(self, one: Endpoint, other: Endpoint) -> bool:
-        """Both are of one pool, and so of one tier; and of one region, where the route prefers some."""
+        """True for endpoints of the same pool, and of the same region if the route prefers regions."""
         return one.pool == other.pool and (not self.prefers_region or one.region == other.region)
 
     @cached_property
     def prefers_region(self) -> bool:
-        """Endpoints of some regions are used before those of others."""
+        """True if the route prefers endpoints of some regions."""
         return self.region is not None and self.region.prefer is not None
 
     def allows(self, endpoint: Endpoint) -> bool:

@@ -438,7 +438,7 @@ def has_own_tools(tools: Any) -> bool:
 
 
 def refuse_tool(tool: Members, kind: str, beside_own: bool) -> None:
-    """Leave out an optional built-in tool. Raises UntranslatableError for any other tool that the route does not drop."""
+    """Leave out an optional built-in tool. Raises UntranslatableError for any other tool, unless the route drops it."""
     if not (beside_own and kind in _OPTIONAL):
         tool.refuse_kind(kind)
     elif not tool.dropped.drop(tool.at(kind)):

@@ -62,7 +62,7 @@ NOTHING = (
 
 
 def up(args: argparse.Namespace) -> int:
-    """Run the command. `args`: port, admin_port (None: the default or the next free port), local (ports), tokens, write."""
+    """Run `up`. `args`: port, admin_port (None: the default or the next free port), local (ports), tokens, write."""
     if args.write and FILE.exists():
         raise ConfigError([f"{FILE} exists and is not overwritten; serve it: firsttoken serve --config {FILE}"])
     port = _free_port(PORT) if args.port is None else args.port

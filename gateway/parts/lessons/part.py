@@ -114,12 +114,12 @@ class LessonsPart(Part):
         return Hooks(fit=self.fit, mend=self, ended=self.ended) if plan.operation in TAUGHT else NO_HOOKS
 
     def reload(self) -> None:
-        """Forget pools that are gone, or changed: their servers may be others."""
+        """Forget lessons of removed or changed pools: the servers may be different."""
         before, self._sections = self._sections, self._runtime.current.config.pools
         self._book.keep(lambda pool: pool in before and before[pool] == self._sections.get(pool))
 
     def members(self, pool: str) -> Mapping[str, Any]:
-        """Of the endpoints of the pool in GET /fleet."""
+        """Members added to the pool's endpoints in GET /fleet."""
         return {"lessons": [_lesson_view(each) for each in self._book.known(pool, monotonic())]}
 
     # -- before the attempts ----------------------------------------------------------------

@@ -170,7 +170,7 @@ class Picker:
             raise unavailable()
         ids = {address: by_address[address].endpoint.id for address in allowed}
         chosen, model = self._alike(ids, waiting.named, found.request.model)
-        if (first := by_address[chosen[0]]).load.wake_s:  # its request waits there until it is awake
+        if (first := by_address[chosen[0]]).load.wake_s:  # a sleeping engine: the request waits there
             self._waker.wake(first.endpoint.id, self._runtime.current.upstreams)
         return Pick(chosen, model, found, by_address)
 

@@ -185,9 +185,9 @@ class _Opener:
 
 
 class _Reasoning:
-    """Seals encrypted reasoning for its makers, which get it back as it was; every other pool goes without
-    (`backends.translation.turn_state.history`). Of a pool's endpoints, which need not read each other's, the one with
-    the latest reads it. `pinned`: the one endpoint that can serve the request."""
+    """Seals encrypted reasoning for its maker; other pools get none (`backends.translation.turn_state.history`).
+    Endpoints of a pool may not read each other's reasoning: the endpoint of the latest item gets its own. `pinned`: the
+    only endpoint that can serve the request."""
 
     def __init__(self, ids: StateIds, homes: Mapping[str, Home], pinned: str) -> None:
         self.readers: dict[str, str] = {homes[pinned].pool: pinned} if pinned else {}
