@@ -2,9 +2,9 @@
 
 Rules:
 - A path has the names of a body as sent, without indices: `messages.reasoning_content` is the member of every message.
-- The body given stays as it is. What a change does not touch is the same object, and keeps its spelling: values may be
-  `msgspec.Raw`, of which only those that hold the name are read, one level after the other.
-- A change that meets with nothing of its path changes nothing.
+- The given body is not modified. Untouched values stay the same objects with the same bytes: values may be
+  `msgspec.Raw`, and only values that contain the name are decoded, level by level.
+- A change whose path is absent has no effect.
 """
 
 from __future__ import annotations

@@ -147,7 +147,7 @@ def _text(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ErrorPart:
-    """A complaint within an error. `member`: path that the error itself gives, in its own spelling; empty: none."""
+    """An entry of an error reply. `member`: path of the faulty member, as spelled by the server; empty: none."""
 
     member: str
     words: str

@@ -1,6 +1,6 @@
 """Rows of the fact files, read once per process while the configuration loads: the first read takes 20 to 110 ms.
 
-A file is the shipped one, or a refreshed one that `refreshed.use` has put in its place.
+A file is shipped with the release, or a refreshed file installed by `refreshed.use`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class ApiRow:
 
     name: str
     hosts: tuple[str, ...]
-    families: tuple[str, ...] | None  # that are looked through; None: all
+    families: tuple[str, ...] | None  # families to search; None: all
     facts: Mapping[str, Any]
     over: Mapping[str, Any]
 
@@ -172,7 +172,7 @@ _edition = 0
 
 
 def edition() -> int:
-    """Another number whenever rows have changed: what was made of facts by another one is old."""
+    """Version number of the rows, increased by each change: values derived under another number are stale."""
     return _edition
 
 

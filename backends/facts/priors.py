@@ -22,7 +22,7 @@ from backends.facts.fact_rows import PriorRules, prior_rules
 from backends.facts.lookup import facts_of, model_row, plain
 from backends.facts.model_facts import Facts
 
-_UNNAMED = "medium"  # effort of a model that reasons unasked, and whose row does not tell how much
+_UNNAMED = "medium"  # assumed default effort of a reasoning model
 
 
 @lru_cache(maxsize=4096)

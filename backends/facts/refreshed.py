@@ -43,7 +43,7 @@ log = logging.getLogger("firsttoken")
 
 
 class BadFacts(ValueError):
-    """A file of facts that cannot hold."""
+    """An invalid file of facts."""
 
 
 def use(directory: str | Path | None) -> None:
@@ -58,7 +58,7 @@ def use(directory: str | Path | None) -> None:
 
 
 def checked(text: bytes) -> tuple[str, Document]:
-    """Name of the file that the text is a newer state of, and its contents. Raises BadFacts."""
+    """Validate a fact file. Returns the name of the shipped file to replace, and the contents. Raises BadFacts."""
     if len(text) > LARGEST:
         raise BadFacts(f"longer than {LARGEST >> 20} MB")
     try:

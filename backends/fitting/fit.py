@@ -43,7 +43,7 @@ from backends.translation.omissions import Omissions
 from backends.translation.translation import Translation
 
 _CHAT, _MESSAGES, _RESPONSES = Operation.CHAT, Operation.MESSAGES, Operation.RESPONSES
-FITTED = frozenset({_CHAT, _MESSAGES, _RESPONSES})  # operations whose bodies are made to fit
+FITTED = frozenset({_CHAT, _MESSAGES, _RESPONSES})  # operations with fitted bodies
 _NOTHING_KNOWN = Facts()
 
 Wanted = Callable[[Target], bool]
@@ -143,7 +143,7 @@ _ROWS = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """The rules for bodies of an author at a target. `members`: of a body, that any of them is about."""
+    """Rules for bodies of an author at a target. `members`: body members that any rule reads."""
 
     target: Target
     rules: tuple[Rule, ...]
@@ -155,7 +155,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """A body that fits. `answer`: rewrites the answer to it, where the caller's names had to be changed."""
+    """A fitted body. `answer`: restores the caller's tool names in the answer, if any were substituted."""
 
     body: Mapping[str, Any]
     answer: Translation | None = None

@@ -1,7 +1,7 @@
-"""Members that a server is known to refuse, or not to know: left out wherever they stand, and told.
+"""Leaves out members that a server is known to refuse or not to know, at any path, and notes the loss.
 
-- Without tools, a schema or a forced call an answer is another answer: a server that refuses these is not asked.
-- A member that no row and no dialect has may be newer than both: the server judges it.
+- Tools, a schema or a forced call change the answer: a server that refuses these is skipped.
+- A member unknown to all rows and dialects may be newer than the rows: the server decides.
 """
 
 from __future__ import annotations

@@ -44,8 +44,8 @@ class RefusalVerdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """`operation`: path of another operation of the same server, for bodies that meet `beside`. `once`: of one request
-    alone."""
+    """Changes learned from a refusal. `operation`: path of another operation of the same server, for bodies that meet
+    `beside`. `once`: for one request only."""
 
     changes: tuple[BodyChange, ...] = ()
     operation: str = ""
@@ -135,7 +135,7 @@ def _folded(sent: Mapping[str, Any]) -> Reading | None:
 
 
 def _role(sent: Mapping[str, Any]) -> Reading | None:
-    """The one role that servers do not know is `developer`, which all understand as `system`."""
+    """Replace the role `developer`, the only role unknown to some servers, by `system`."""
     path = next((f"{each}.role" for each in _MESSAGES if holds(sent, f"{each}.role")), "")
     if "developer" not in values_at(sent, path) if path else True:
         return None

@@ -56,7 +56,7 @@ def _found(tokens: Sequence[str], sent: Mapping[str, Any]) -> str:
 
 
 def _walked(tokens: Sequence[str], holders: list[Any]) -> list[str]:
-    """Names of the path, without those that are no member but the tag of a union; empty: the last one is none."""
+    """Member names of an error path, without union tags; empty: the last token is not a member."""
     names: list[str] = []
     for place, token in enumerate(tokens):
         inner = [opened(each[token]) for each in holders if isinstance(each, Mapping) and token in each]

@@ -255,7 +255,7 @@ class ResponsesBodyTap(BodyTap):
 
 
 def facts_of(response: ResponseShape) -> ReplyFacts:
-    """The reason of a response's end is its status, or the reason for which it is incomplete."""
+    """Facts of a response. Finish reason: the status, or the reason of an incomplete response."""
     details = response.incomplete_details
     reason = (details.get("reason") if isinstance(details, dict) else None) or response.status
     return ReplyFacts(response.id, response.service_tier, {0: reason} if reason else {})
