@@ -18,7 +18,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")  # in a header
 
 
 class Omissions:
-    """`dropped`: names and paths that the route drops. One object for each translation of a request."""
+    """Notes members lost in one translation of a request. `dropped`: names and paths that the route drops."""
 
     __slots__ = ("_dropped", "noted")
 
@@ -27,8 +27,8 @@ class Omissions:
         self.noted: dict[str, str] = {}  # label of the metric, by the name that the caller is told
 
     def drop(self, path: str) -> bool:
-        """Note a member, if the route drops it by its name or by its path without indices. False: the route keeps it.
-        `path`: may have a word of the caller, such as the type of a tool."""
+        """Note a member that the route drops by name or by path without indices. False: not dropped. `path`: may
+        contain caller text, such as the type of a tool."""
         bare = _INDEX.sub("", path)
         for name in (bare, bare.rpartition(".")[2]):
             if name in self._dropped:

@@ -33,7 +33,7 @@ def present(body: Mapping[str, Any], dropped: Omissions) -> Json:
 
 
 def refuse(param: str, dropped: Omissions, reason: str = "") -> None:
-    """Refuse a member without an equivalent, unless the route drops the member, by its name or by its path."""
+    """Refuse a member without an equivalent, unless the route drops the member by name or path."""
     if not dropped.drop(param):
         raise UntranslatableError(param, reason and f"'{param}' cannot be expressed: {reason}")
 
@@ -75,11 +75,11 @@ class Members:
         return self._left.pop(name, None)
 
     def take_all(self, names: tuple[str, ...]) -> dict[str, Any]:
-        """All members of `names` that are present."""
+        """Take all present members among `names`."""
         return {name: self._left.pop(name) for name in names if name in self._left}
 
     def rest(self) -> dict[str, Any]:
-        """All members that are left."""
+        """Take all remaining members."""
         left, self._left = self._left, {}
         return left
 

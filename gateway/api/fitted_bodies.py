@@ -93,7 +93,7 @@ class FittedBodies:
         return plain is not None and _may_be_custom(operation, body, plain)
 
     def steps(self, request: InferenceRequest, server: Server) -> Steps | None:
-        """Translations into an operation that the servers speak, and that takes tools where the request has some."""
+        """Translations to an operation that the servers speak and, for a request with tools, that accepts tools."""
         operation = request.operation
         if Operation.RESPONSES in server.spoken and operation in (Operation.CHAT, Operation.MESSAGES):
             target = self._plan(operation, server.facts, Author.GATEWAY).target
@@ -140,7 +140,7 @@ class FittedBodies:
         return bodies.made(operation, server.maker)
 
     def _plan(self, operation: Operation, facts: Facts, author: Author) -> Plan:
-        """The plan for facts, which are one object as long as they stay the same."""
+        """The cached plan for facts. Unchanged facts are the same object."""
         key = id(facts), operation, author
         known = self.plans.get(key)
         if known is None or known.target.facts is not facts:
@@ -165,7 +165,7 @@ def _with_own_state(given: Body, history: TurnHistory, told: Omissions) -> Body:
     try:
         own = history.opened(body, told)
     except SHAPE_ERRORS:
-        return given  # the server judges it
+        return given  # the server decides
     return given if own == body else own
 
 

@@ -230,8 +230,8 @@ class ReadsAttribution(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class InferenceRequest(RequestView):
-    """A valid request. `body` is forwarded and must not be changed in place; elements of its arrays and members of its
-    objects may be `msgspec.Raw`: JSON as it was written, known to be strict."""
+    """A valid request. `body` is forwarded and must not be changed in place; nested values may be `msgspec.Raw`: JSON
+    as sent, known to be strict."""
 
     operation: Operation
     body: Mapping[str, Any]
@@ -347,7 +347,7 @@ def _too_many_elements() -> ApiError:
 
 
 _RARE = EFFORT_MEMBERS | ENGINE_ANY  # members that most bodies lack
-STRIPPED = ("strip_cch",)  # Claude Code's line was left out: `gateway.tokenize.prefix_breakers`
+STRIPPED = ("strip_cch",)  # removed attribution line: `gateway.tokenize.prefix_breakers`
 
 # Names of a conversation from clients: OpenAI's `prompt_cache_key` (Codex, OpenCode); headers of Codex (session-id,
 # before 0.120 session_id and conversation_id), Claude Code and OpenCode; the Responses API's `conversation`;

@@ -115,7 +115,7 @@ def _shared_servers(config: Config) -> Iterator[str]:
 
 
 def _ttfts(config: Config) -> Iterator[str]:
-    """Budgets that no server of the route makes for a prompt of one token, at rest."""
+    """TTFT budgets that no idle server of the route meets, even for a prompt of one token."""
     for route in config.all_routes:
         least = min(_first_token_alone(config.pools[pool]) for pool in route.pools)
         if route.ttft is not None and route.ttft.budget < least:
@@ -140,7 +140,7 @@ def _limits_of_first_tokens(config: Config) -> Iterator[str]:
 
 
 def _first_token_alone(pool: PoolSection) -> float:
-    """Seconds of the fastest server: by its profile, or as assumed of an engine before its first request."""
+    """TTFT in seconds of the fastest idle server, by profile or by the default prior."""
     if profiles := _profiles(pool):
         return min(
             profile.overhead + profile.tpot_alone if isinstance(profile, EngineProfile) else profile.ttft

@@ -33,7 +33,7 @@ from policies import types as facts
 CALLER = "caller"  # in place of a key
 RANKS = ("vllm", "simulated")  # backends with data-parallel ranks behind one URL
 WITH_ADAPTERS = ("vllm", "sglang", "simulated")  # backends with LoRA adapters
-CONTINUING = ("vllm", "sglang", "simulated")  # backends that continue another server's answer
+CONTINUING = ("vllm", "sglang", "simulated")  # backends that can continue a broken answer
 KEYED = frozenset({"authorization", "api-key", "x-api-key"})  # headers with a key
 PRIORITY = ("vllm", "simulated")  # backends with priority scheduling, smallest number first
 # The encodings of gateway.tokenize.tokenizers, which is slow to import.
@@ -42,7 +42,7 @@ ENCODINGS = ("o200k_base", "cl100k_base", "o200k_harmony")
 
 _SECRET = token_bytes(16)
 _YES_NO = {"yes": True, "no": False}
-_VARIABLE_NAME = re.compile(r"(?:\$|os\.environ/|env\.|ENV:)[A-Z][A-Z0-9_]*")  # as other programs refer to one
+_VARIABLE_NAME = re.compile(r"(?:\$|os\.environ/|env\.|ENV:)[A-Z][A-Z0-9_]*")  # references in other programs' syntax
 
 
 class TlsSection(Section):
@@ -303,7 +303,7 @@ class PoolSection(Section):
         return (base,) if base else ()
 
     def addresses(self, name: str, found: Discovered | None) -> Mapping[str, EndpointAddress]:
-        """By endpoint id, stable across reloads. `found`: what discovery knows; None: it has not begun."""
+        """Addresses by endpoint id, stable across reloads. `found`: discovered addresses; None: not yet discovered."""
         if self.endpoints:
             known = [address for endpoint in self.endpoints for address in endpoint.addresses(found)]
         else:
@@ -338,7 +338,7 @@ class PoolSection(Section):
 
     @property
     def own_facts(self) -> Mapping[str, Any]:
-        """Facts that the configuration states."""
+        """Facts stated in the configuration."""
         return {**self.accepts, **({} if self.reasoning is None else {"reasoning": self.reasoning})}
 
     def is_repriced_on(self, day: date) -> bool:
@@ -366,7 +366,7 @@ class PoolSection(Section):
         return None if self.proxy is None else ProxyAddress.parse(self.proxy.get_secret_value())
 
     def to_pool(self, name: str, found: Discovered | None, of_apis: SilenceLimits, processes: int = 1) -> facts.Pool:
-        """The pool as a value of the policies. `processes`: that share its limits per minute."""
+        """Convert to the policies' Pool. `processes`: number that share the limits per minute."""
         own = SilenceLimits() if self.kind.local else of_apis
         return facts.Pool(
             name=name,

@@ -55,7 +55,7 @@ def _message(reply: Json, maker: str) -> Json:
 
 
 def _detail(block: Mapping[str, Any], place: int, maker: str) -> Json:
-    """A block of thinking. Its signature or cipher is sealed with its maker."""
+    """Convert a thinking block to a reasoning detail, with signature or encrypted data sealed for the maker."""
     detail = reasoning_detail(block, place)
     sealable = {name: sealed(maker, detail[name]) for name in ("signature", "data") if maker and detail.get(name)}
     return {**detail, **sealable}
@@ -67,8 +67,7 @@ def _call(block: Mapping[str, Any]) -> Json:
 
 
 def _finish(stop: Mapping[str, Any]) -> Json:
-    """Reason of the end. The sequence that has ended the answer is named as vLLM names it. Raises ValueError for an end
-    that is not known to be good."""
+    """Finish reason, and the matched stop sequence in vLLM's member. Raises ValueError for an unknown or failed end."""
     end = end_of(stop.get("stop_reason") or "stop")
     if end not in _FINISH_REASONS:
         raise ValueError("an unknown end")

@@ -1,12 +1,12 @@
 """Writes the content blocks of a streamed message, which follow one another in Anthropic's dialect.
 
-A chat may send parallel tool calls in turns, and text between them:
+A chat may interleave parallel tool calls and text:
 
-- The first block that is not done is open, and its deltas are written on arrival. Later blocks wait, in order.
-- A text is done when another block begins; a tool call too, if its arguments are a complete JSON object then. At the
-  end of the answer all are done.
-- A tool call begins with its name and id: until both are known it waits, and what follows waits too.
-- What waits is bounded by KeptTexts.
+- The first incomplete block is open, and its deltas are written on arrival. Later blocks wait, in order.
+- A text is complete when another block begins; so is a tool call, if its arguments are a complete JSON object. The end
+  of the answer completes all blocks.
+- A tool call, and all blocks after, wait until its name and id are known.
+- KeptTexts limits the size of waiting blocks.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class MessageBlocks:
         return self._write(block, text)
 
     def close_last(self, kind: str) -> bytes:
-        """End the latest block, if it is of this kind: the next delta of the kind begins another one."""
+        """Close the latest block if of this kind: the next delta of the kind begins a new block."""
         if not self._queue or self._queue[-1].kind != kind:
             return b""
         self._queue[-1].is_closed = True

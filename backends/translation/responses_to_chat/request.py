@@ -126,7 +126,7 @@ class _History:
         turn["content"] = _joined(parts)
 
     def reasoning(self, item: Members, _role: Any) -> None:
-        """Texts of the reasoning; its summary only where there is nothing else. State beside it returns."""
+        """Add reasoning text, or else the summary, to the turn, with the provider state."""
         if item.take("encrypted_content") is not None:  # not sealed by this gateway
             item.dropped.leave_out("input.reasoning.encrypted_content")
         state = item.take(STATE) or {}

@@ -152,7 +152,7 @@ class ResponseBuilder:
         return self._end(status, incomplete_details=details, usage=_usage_of_chat(usage), **tier)
 
     def fail(self, failure: Failure) -> None:
-        """End the response by an error. What came before stays as it is, unfinished."""
+        """End the response with an error. Earlier items stay incomplete."""
         if not self.response:
             self.begin(None, None, None)
         code = _ERROR_CODES.get(failure.status, "server_error")
@@ -359,7 +359,7 @@ def _concatenated(texts: Iterable[Any]) -> str:
 
 # -- members that repeat the request ---------------------------------------------------------------
 #
-# Members of a response that repeat its request, or say the same of every response of the gateway.
+# Members of a response that repeat the request or are constant.
 #
 # Open Responses (2026-04-24) asks for all of them, and for numbers and names where OpenAI's API has null or nothing: a
 # member that the caller has not set has OpenAI's default. `completed_at` is the exception, null in every response: a

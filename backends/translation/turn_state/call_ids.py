@@ -24,13 +24,13 @@ def made_id(prefix: str = "call_") -> str:
 
 
 def plain_id(call_id: Any) -> str:
-    """A server's own id in letters that every server accepts, the same for a call and its result."""
+    """A server's call id in characters that every server accepts, the same for a call and its result."""
     text = str(call_id)
     return text if PLAIN.fullmatch(text) else re.sub(r"[^a-zA-Z0-9_-]", "_", text)[:64] or "call_"
 
 
 class CallIds:
-    """Of one answer. `body`: the caller's request."""
+    """Call ids of one answer. `body`: the caller's request."""
 
     __slots__ = ("_body", "_context", "_used")
 

@@ -16,7 +16,7 @@ from shlex import quote
 from string import Template
 
 KEY_VARIABLE = "FIRSTTOKEN_KEY"
-CLAUDE_RESERVE = 13_000  # tokens that Claude Code 2.1 keeps free in its context window, beside an answer
+CLAUDE_RESERVE = 13_000  # context tokens that Claude Code 2.1 keeps free, besides an answer
 ANSWERS = 4  # a quarter of the window is for the answer
 
 

@@ -37,7 +37,7 @@ from policies.routes.model_names import is_pattern
 
 FILE = Path("firsttoken.yaml")
 PORT, ADMIN_PORT = 8080, 9090
-TRIED = 20  # ports, from the usual one on
+TRIED = 20  # ports from the default upwards
 SHOWN_MODELS = 3
 SHOWN_WIDTH = 60  # columns of the names of models
 QUESTION = (

@@ -56,7 +56,7 @@ _Dumper.add_representer(QuotedText, lambda dumper, text: dumper.represent_scalar
 
 
 def named(found: Sequence[FoundServer]) -> list[FoundServer]:
-    """Servers with pool names of their own: a second vLLM is named by its port."""
+    """Servers with unique pool names: a second vLLM gets its port as suffix."""
     times = Counter(each.server.name for each in found)
     return [
         replace(each, server=replace(each.server, name=f"{each.server.name}-{each.server.port}"))
@@ -82,7 +82,7 @@ def config_text(found: Sequence[FoundServer], listen: str, admin: str, access_lo
 
 
 def _pools(found: FoundServer, chosen: Mapping[str, str]) -> dict[str, Any]:
-    """The pool with all models of a server; of an API one more for each model of a tier, whose times are its own."""
+    """A pool with all models of a server; for an API also a pool per tier model, as latencies differ by model."""
     section, name = _reached(found), found.server.name
     models = FlowList(_written(model) for model in found.models)
     if found.is_api or found.kind in OPEN_ENDED:
