@@ -88,7 +88,7 @@ def _again_in(failure: Failure, reopens_in: float) -> float:
 
 
 def ttft_now(decision: Decision) -> dict[str, str]:
-    """Headers with the TTFT that a refused request would have had, where that is known."""
+    """Headers with the TTFT forecast of a refused request, if known."""
     forecast = decision.expected
     if forecast is None and decision.ranked:
         forecast = decision.ranked[0].forecast

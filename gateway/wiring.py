@@ -152,7 +152,7 @@ class Core:
         return found if isinstance(found, kind) else None
 
     def join(self, peers: PeerLink) -> None:
-        """Share the load of endpoints with other processes, besides those that are joined already."""
+        """Share endpoint loads with further processes."""
         before = self.fleet.peers
         self.fleet.peers = peers if before is None else CombinedPeers(before, peers)
         self.fleet.request_publish = self.monitor.publish_soon
@@ -189,7 +189,7 @@ class Core:
             self.runtime.current = await asyncio.to_thread(self._extended, self.runtime.current)
 
     async def _reload(self, wanted: Config, *, mended: bool) -> None:
-        """Builds the new Runtime in a thread, then swaps it in within one turn of the loop."""
+        """Build the new Runtime in a thread, then swap Runtimes within one turn of the event loop."""
         new, replaced = await asyncio.to_thread(self._build_runtime, wanted)
         while self.queue.dispatch_pending:  # noqa: ASYNC110 - its decision names endpoints of the fleet before the swap
             await asyncio.sleep(0)

@@ -1,10 +1,10 @@
 """The door for one request: hooks of parts, in the order of a request, and the plan of a route that holds them.
 
 Rules:
-- A plan is made once for a route and an operation under a Runtime, and holds the hooks that want it. A request pays for
-  these and for no other part: there is no flag on its path.
+- A plan is built once per route, operation and Runtime, and holds only the hooks of parts concerned: other parts add no
+  cost to a request.
 - Hooks of one kind run in the order of the parts. A hook raises ApiError to refuse the request.
-- A hook reads the Ask and sets in it what its own comment names, nothing else.
+- A hook reads the Ask, and sets only the fields named in the hook's comment.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from policies.types import Decision, PromptEstimate
 
 @dataclass(slots=True, eq=False)
 class Ask:
-    """A request on its way: each step sets what it has found, for all steps after it. `runtime` is kept to the end,
-    unless a reload finds the request without a place."""
+    """A request in progress: each step sets its results for later steps. `runtime` stays the same to the end, unless a
+    reload finds the request not yet placed."""
 
     http: HttpRequest
     operation: Operation
@@ -190,7 +190,7 @@ class Plans:
         return known
 
     def made(self, runtime: Runtime, route: Route, operation: Operation) -> RoutePlan:
-        """A plan that is not kept: of a route that the Runtime may have in another form."""
+        """Build a plan without caching: the Runtime may have another form of the route."""
         bare = RoutePlan(runtime, route, operation, fitted_members(operation, route, runtime.servers()))
         return replace(bare, **_chains([part.on(bare) for part in self._parts]))
 

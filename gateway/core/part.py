@@ -1,10 +1,10 @@
-"""Part: a feature that hangs on the core; docs/adding-a-part.md shows a whole one.
+"""Part: a feature attached to the core; docs/adding-a-part.md shows a complete part.
 
 Rules:
 - The core imports no part and names none; parts never import each other.
 - A part is built once by its class, from the core and its configuration. A class whose section of the configuration is
   absent builds a part that does nothing, and imports nothing that only the section needs.
-- A part reads the core's values, and writes none but its own and the callbacks that the core leaves open for parts.
+- A part reads the core's values, and writes only its own values and the core's callbacks for parts.
 - Parts start in the order of the list, and close in reverse.
 """
 

@@ -182,7 +182,7 @@ class Monitor:
         return monotonic() - poll.heard_at < STALLED
 
     async def poll(self, poll: EndpointPoll) -> None:
-        """Poll one endpoint once."""
+        """Poll an endpoint once."""
         result = await poll.ask()
         if self._shared is not None:
             self._shared.put_poll(poll.endpoint, result)
@@ -262,14 +262,14 @@ class Monitor:
 
 # -- log lines of limits ---------------------------------------------------------------------------
 #
-# Tells the operator when an endpoint's limit shuts it for callers, and when it is open again.
+# Logs when a limit closes an endpoint to callers, and when the endpoint reopens.
 #
 # Rules:
 # - A limit is a provider's, or the configuration's (`policies.rate_limit`): of all callers, or of those whose requests
 #   alone are the evidence.
-# - A line when a limit begins and a line when it is over, not one for each request. A limit that ends within SHORT
-#   seconds is ordinary pacing, and has none.
-# - A limit that comes back within QUIET seconds of the line before has a line only if it lasts for LONG seconds.
+# - A line when a limit begins and a line when the limit ends, none per request. A limit of less than SHORT seconds is
+#   ordinary pacing, and is not logged.
+# - A limit that returns within QUIET seconds of the previous line is logged only after LONG seconds.
 # - A limit that a peer process has met is in the log of that process.
 
 

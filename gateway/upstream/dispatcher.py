@@ -110,7 +110,7 @@ class Dispatcher:
         return task
 
     def _on_found_dead(self, attempts: list[Hashable]) -> None:
-        """Attempts without a first token at an endpoint that does not answer its probes any more."""
+        """Fail attempts without a first token at an endpoint that no longer answers probes."""
         for attempt in attempts:
             if isinstance(attempt, WireAttempt):
                 self.losses.do(self._lose, attempt)

@@ -49,7 +49,7 @@ _ASLEEP = Health.ASLEEP  # a member is slow to look up in an enumeration
 
 
 class Race(Wire):
-    """The attempts of a request. `winner`: the attempt whose answer is relayed, once there is one."""
+    """Races the attempts of a request. `winner`: the attempt whose answer is relayed; None: not yet decided."""
 
     def __init__(
         self, dispatcher: Dispatcher, routed: RoutedRequest, relay: Relay, hooks: AnswerHooks = NO_ANSWER_HOOKS
@@ -112,7 +112,7 @@ class Race(Wire):
     # -- events besides those of attempts -------------------------------------------------------
 
     def endpoint_down(self, wire: WireAttempt) -> None:
-        """Of an attempt without a first token: the endpoint does not answer its probes any more."""
+        """Fail an attempt without a first token: its endpoint no longer answers probes."""
         self._machine.endpoint_down(wire.attempt.number, monotonic())
 
     def _look(self) -> None:

@@ -110,9 +110,9 @@ class Home:
 
 @dataclass(frozen=True, slots=True)
 class OpenedState:
-    """A body with the backends' own ids. `pinned`: the endpoint with that state; empty: any may serve the request.
-    `readers`: by pool, the endpoint that reads its encrypted reasoning. `has_turns`: the body has such reasoning,
-    sealed for its makers."""
+    """A body with the backends' own ids. `pinned`: the endpoint with the state; empty: any endpoint may serve.
+    `readers`: by pool, the endpoint that can read the encrypted reasoning. `has_turns`: the body has sealed encrypted
+    reasoning."""
 
     body: Mapping[str, Any]
     pinned: str = ""
@@ -141,7 +141,7 @@ def open_request(body: Mapping[str, Any], ids: StateIds, homes: Mapping[str, Hom
 
 
 def _encrypted(item: Any) -> bool:
-    """A backend's own content; that of a translated answer names its maker itself."""
+    """True for encrypted content of a backend, not sealed by a translation."""
     content = item.get("encrypted_content") if isinstance(item, dict) else None
     return isinstance(content, str) and not is_seal(content)
 
@@ -151,7 +151,7 @@ def _is_reasoning(item: Any) -> bool:
 
 
 class _Opener:
-    """Opens what a request cannot do without, all of which must belong to one endpoint."""
+    """Opens required state ids of a request, all of which must belong to a single endpoint."""
 
     def __init__(self, ids: StateIds, endpoints: Collection[str]) -> None:
         self.endpoint = ""
