@@ -102,7 +102,7 @@ class AttemptMachine:
         self._limits = limits
 
     def _set_timer(self) -> None:
-        """Of every event, at its end."""
+        """Set the timer to the next due time. Called at the end of every event."""
         wake_at = self._look_at if self._later is None else min(self._look_at, self._later[0])
         for pending in self.pending.values():
             wake_at = min(wake_at, pending.recheck_at)
@@ -287,7 +287,7 @@ class AttemptMachine:
     # -- after the commit -----------------------------------------------------------------------
 
     def others(self) -> Sequence[Candidate]:
-        """Candidates that might write the rest of the committed answer: those without a failure in this request."""
+        """Candidates that may continue the committed answer: no failure in this request so far."""
         assert self._committed is not None
         return self._walk.others(self._committed.candidate)
 

@@ -1,15 +1,15 @@
-"""The walk through the candidates of a decision, in their order, each once.
+"""Iterates over the candidates of a decision, in order, each once.
 
 Rules:
-- `max_attempts` bounds all attempts. Of three or more, the last goes to a pool that was not tried, if there is one.
-- Two endpoints that died after they had accepted the request may have died of it: it is offered to no third.
-- Candidates of avoided pools are passed over.
-- A tier that comes `after` something is passed over until this has happened to the request. Where the prompt is too
-  long, or the content refused, and a tier comes after just that, no other is asked.
-- With `retries` of the route each level (a tier and those beside it) has that many attempts after its first, in turns
-  of its endpoints, before the next level; the rule of the last attempt does not apply.
-- A candidate at its cap or rate limit is passed over, and stays worth an attempt where no other is left.
-- Once an answer has broken, the walk is through those that may write the rest of it.
+- `max_attempts` limits all attempts. The last of three or more goes to an untried pool, if there is one.
+- If two endpoints died after accepting the request, the request may be the cause: no third endpoint is tried.
+- Candidates of avoided pools are skipped.
+- A tier with `after` is skipped until the named failure has happened to the request. If the prompt is too long or the
+  content refused, and a tier is reserved for this failure, no other tier is tried.
+- With a route's `retries`, each level (a tier and tiers beside it) gets that many attempts after the first, alternating
+  between endpoints, before the next level; the rule of the last attempt does not apply.
+- A candidate at its cap or rate limit is skipped, and tried only if no other is left.
+- After a broken answer, only candidates that can continue the answer remain.
 """
 
 from __future__ import annotations

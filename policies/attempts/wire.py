@@ -83,7 +83,7 @@ class Wire:
     # -- asked, when a rule needs it ------------------------------------------------------------
 
     def is_closed(self, candidate: Candidate, now: float) -> bool:
-        """A request sent to the candidate now would exceed a cap or a rate limit."""
+        """True if a request sent now would exceed a cap or a rate limit."""
         return False
 
     def is_saturated(self) -> bool:
@@ -91,11 +91,11 @@ class Wire:
         return False
 
     def outlook(self, attempt: Attempt, sent_at: float, upcoming: Candidate, now: float) -> FirstTokenOutlook:
-        """The first token of a pending attempt, and of one sent to `upcoming` now, by what endpoints do now."""
+        """First-token forecasts of a pending attempt, and of an attempt sent to `upcoming` now, by present loads."""
         return FirstTokenOutlook(sent_at, attempt.candidate.forecast, NEVER, upcoming.forecast)
 
     def is_overtaken(self, number: int) -> bool:
-        """The endpoint of the attempt has answered requests that were sent to it later."""
+        """True if the endpoint has answered requests sent later than the attempt."""
         return False
 
     def progress(self, number: int) -> Progress:
@@ -106,7 +106,7 @@ class Wire:
         return FOREVER
 
     def without_larger_window(self, pool: str) -> frozenset[str]:
-        """Pools that have no room either for what exceeds the context window of `pool`."""
+        """Pools with no larger context window than `pool`, itself included."""
         return frozenset({pool})
 
 
@@ -120,12 +120,12 @@ class AttemptLimits:
     whole: float = FOREVER  # for such an answer
     hedge: bool = False
     first_token_limit: float = FOREVER
-    limit_is_meant: bool = False  # by the configuration: else a server that is slow for a reason has longer
+    limit_is_meant: bool = False  # configured: else a server slow for a reason has longer
     budget: float = 0.0  # s to the first token that the route promises; 0: none
     checks_forecasts: bool = False  # a forecast may exceed its limit
     limit_at: float = FOREVER  # end of the time for the whole answer
     idle: float = FOREVER  # without a byte, in mid-stream
-    recovers: bool = False  # others may write the rest of a broken stream
+    recovers: bool = False  # other endpoints may continue a broken stream
     longer_context: bool = True  # a prompt too long for one pool may go to another
     other_filter: bool = False  # a content refused by one pool may go to another
     longest_output: int | None = None  # tokens

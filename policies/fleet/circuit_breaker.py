@@ -107,8 +107,8 @@ class CircuitBreaker:
         self._failures = self._refusals = 0
         self._gone = False  # a refusal in the row is confirmed
         self._refused_at = NEVER  # latest refusal
-        self._unwell = 0  # health pages in a row that fail
-        self._well_at = NEVER  # latest page that was well
+        self._unwell = 0  # consecutive failed health pages
+        self._well_at = NEVER  # latest healthy page
         self._misplaced_at = NEVER  # first page in a row without the configured rank
         self._probe_failures = 0  # in a row
         self._wrong_model = False  # by the latest probe
@@ -253,7 +253,7 @@ class CircuitBreaker:
         return True
 
     def on_wrong_model(self, now: float) -> None:
-        """The server does not know the configured model: down until a probe finds that it does."""
+        """The server does not know the configured model: open the breaker until a probe finds the model."""
         self._probe_failures, self._wrong_model = max(self._probe_failures, 1), True
         self._failed_at = now
         self._trip(EjectionCause.MISCONFIGURED, "it serves another model than configured", now)
@@ -291,7 +291,7 @@ class CircuitBreaker:
         self._on(BreakerEvent.ALIVE, now)
 
     def on_reload(self) -> None:
-        """The configuration may have been mended: a server that refuses it gets a trial at once."""
+        """Permit a trial at once: the configuration that the server refused may have been mended."""
         if self.state is BreakerState.OPEN and self.cause in EJECTIONS:
             self.until = NEVER
 
