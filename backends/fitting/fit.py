@@ -1,11 +1,11 @@
-"""Makes a body that is in the server's dialect fit what facts say of the model there.
+"""Fits a body in the server's dialect to the facts of the model there.
 
-- A plan holds the rules that the facts ask for, and the members of a body that these rules are about: a body without
-  such members is left as it is.
-- What is left out is told. What is meant (tools, schemas, images, a forced call) is never left out: it is refused by
-  name, and another server is asked.
-- A body of the caller's own dialect is mended where the gateway has chosen among several servers, or where nothing that
-  was meant is lost: state of other models, forms of the same thing. The rest is the server's to judge.
+- A plan holds the rules required by the facts, and the body members that the rules read: a body without these members
+  stays unchanged.
+- Members left out are reported to the caller. Content that determines the answer (tools, schemas, images, a forced
+  call) is never left out: the body is refused by name, and another server is tried.
+- A body in the caller's own dialect is changed if the gateway has chosen among several servers, or if no content is
+  lost (state of other models, equivalent forms). The server decides on all else.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Members beside the prompt: limits of the output by the server's name, stops, labels in their lengths.
+"""Fits members besides the prompt: output limit by the server's name, stop sequences, lengths of labels.
 
-A name of a user that is too long is its hash, which tells users apart as well.
+A user name that is too long is replaced by a hash, which distinguishes users as well.
 """
 
 from __future__ import annotations

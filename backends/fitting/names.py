@@ -1,4 +1,4 @@
-"""Names of tools and ids of calls in the letters and lengths that a server takes.
+"""Fits names of tools and ids of calls to the characters and lengths that a server accepts.
 
 A name or id that does not fit is truncated and gets a hash, so that it is the same in a call, its result, the tool
 choice and every turn, for all requests. Names are mapped back in the answer; an id in an answer is the server's own.
@@ -86,6 +86,6 @@ def _all_fitted(body: Json, paths: tuple[Path, ...], pattern: str) -> Json:
 
 
 def _fitted(value: Any, pattern: str) -> Any:
-    """The very value where it fits: an object that is the same is not written anew."""
+    """The fitted value; the same object if unchanged, to avoid encoding the body again."""
     found = fitted(value, pattern) if isinstance(value, str) else value
     return value if found == value else found

@@ -1,4 +1,4 @@
-"""JSON schemas in the subset of a server: of tools, and of the answer.
+"""Fits JSON schemas of tools and answers to the subset that a server accepts.
 
 - Objects get `additionalProperties: false` if the server requires it, and the root is an object.
 - Refused keywords and formats move into the description, which the model reads.
@@ -100,7 +100,7 @@ def _fit_answer(body: Json, path: tuple[str, ...], target: Target, told: Omissio
 
 
 def _is_loose(schema: Any, rules: SchemaRules) -> bool:
-    """A schema that would mean something else by the rules: a property that may be absent, an object of any members."""
+    """True if the rules would change the schema's meaning: optional properties, or objects with arbitrary members."""
     if not isinstance(schema, Mapping):
         return isinstance(schema, list) and any(_is_loose(each, rules) for each in schema)
     properties = schema.get("properties")

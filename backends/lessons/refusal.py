@@ -1,13 +1,13 @@
-"""A refusal of a request (400, 422) as a lesson: which change of the body, or which operation, the server would take.
+"""Reads a refusal (400, 422) as a lesson: a change of the body, or another operation, that the server would accept.
 
-Pure: from the error's body and the body that was sent. The forms are rows of a table (`refusals.yaml`).
+Pure: computed from the error body and the request body. Known forms are rows of a table (`refusals.yaml`).
 
 Rules:
 - The error's own parts are read in order: `param`, places, violations, the message, then an error inside the error. The
   first row that fits a part, and whose member was sent, counts.
-- A lesson takes nothing of what a request means (`refused_members.has_meaning`): where the server refuses just that,
-  it lacks something, which another server may have.
-- `in_doubt`: a value that no server is known to take: of a caller's own body his own fault.
+- A lesson removes no content that determines the answer (`refused_members.has_meaning`): a server that refuses such
+  content lacks a feature, which another server may have.
+- `in_doubt`: no server is known to accept the value: in a caller's own body, the caller's fault.
 """
 
 from __future__ import annotations

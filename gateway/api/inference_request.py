@@ -260,8 +260,8 @@ class InferenceRequest(RequestView):
 
 
 def with_model(raw: bytes, model: str) -> bytes:
-    """The body with the model that the path names (Azure: whatever model the body names). A body that is no JSON object
-    is left to the parser, and so is one of too many elements."""
+    """Set the model named in the path (Azure), whatever model the body names. A body with too many elements, or not a
+    JSON object, is returned unchanged for the parser to refuse."""
     if too_many_elements(raw):
         return raw
     try:

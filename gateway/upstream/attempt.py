@@ -1,4 +1,4 @@
-"""The wire side of one attempt: has the server's reply held until it is worth committing to, then hands it on.
+"""The wire side of one attempt: holds the server's reply until the commit, then relays the reply.
 
     CONNECTING --sent--> SENT --head--> HELD --join--> COMMITTED
          |                 |              |                |
@@ -8,10 +8,11 @@ Rules:
 - Before the commit the reply is held and judged (`backends.stream.held_reply`); the first visible output makes the
   attempt a candidate to win.
 - After the commit every read goes to the answer in the same call (`gateway.upstream.attempt_sinks`).
-- What a read or an end means for the request is returned as a value (WireEvent): the attempt knows of no request.
-- An attempt ends exactly once, and the fleet is told. An attempt that is over has no exchange.
-- A failure has a blame from here on: an unknown model is the fault of whoever has named it, and a caller is told
-  nothing of the configuration.
+- The meaning of a read or an end for the request is returned as a value (WireEvent): the attempt has no reference to
+  the request.
+- An attempt ends exactly once, and reports to the fleet. An attempt in OVER has no exchange.
+- Blame is assigned here: an unknown model is the fault of the caller or the configuration, whichever named the model.
+  Errors to callers reveal nothing of the configuration.
 """
 
 from __future__ import annotations

@@ -18,9 +18,9 @@ EXPLAINED = 3.0  # times the p90 of a forecast: a longer silence is not explaine
 
 
 def first_token_limit(limits: AttemptLimits, candidate: Candidate, kind: AttemptKind = AttemptKind.PRIMARY) -> float:
-    """Seconds that the candidate may take to its first token: as configured; else as long as is usual, as the route
-    promises, or as its forecast can explain. Of an answer that is not streamed, the whole is awaited. The rest of an
-    answer has the time of any other token."""
+    """First-token timeout of a candidate in seconds: the configured limit, or else the largest of the default, the
+    route's budget and the time explained by the forecast. An unstreamed answer is awaited whole. A continued answer has
+    the default limit."""
     endpoint, forecast, limit = candidate.endpoint, candidate.forecast, limits.first_token_limit
     if limits.unseen and endpoint.id in limits.unseen:
         return max(endpoint.first_token_limit or 0.0, limits.whole)

@@ -1,4 +1,4 @@
-"""An attempt before its commit: when its silence is looked at, and what a look finds.
+"""Checks a silent attempt before the commit: times of the checks, and the findings.
 
 Rules:
 - A silent stream is abandoned for the next candidate at the moment that gives the two the best chance of the deadline,

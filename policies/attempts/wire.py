@@ -14,12 +14,11 @@ from policies.types import FOREVER, NEVER, Attempt, AttemptOutcome, Candidate, F
 class Failed:
     """An attempt that has ended before anything of an answer was written.
 
-    `retry_after`: s, as the server asked. `accepted`: the server had taken the request. `translated`: the pool can be
-    asked in another dialect. `doubtful`: the endpoint refuses what its siblings answer. `anew`: an endpoint that
-    refuses to go on with an answer may be asked in another way; None: it was not asked to go on. `whole`: the
-    endpoint has answered by a stream that the gateway could not put together, and is asked for a whole answer.
-    `whole_at_last`: it may be the stream alone that has failed, and no other endpoint may be left. `mended`: the
-    endpoint has refused a form of the request, and can be asked in another.
+    `retry_after`: seconds requested by the server. `accepted`: the server had accepted the request. `translated`: the
+    pool can be tried in another dialect. `doubtful`: the endpoint refuses a request that siblings answer. `anew`: an
+    endpoint that refuses to continue an answer may be asked in another way; None: no continuation was asked. `whole`:
+    the stream could not be assembled, so the endpoint is asked for a whole answer. `whole_at_last`: as `whole`, but
+    only if no other endpoint is left. `mended`: the endpoint refused the form of the request, and another form exists.
     """
 
     number: int

@@ -3,15 +3,15 @@
 Rules (transitions are the table below):
 - CLOSED opens after FAILURES in a row, after REFUSALS in a row (a refused probe counts like an attempt), or at once
   when an attempt gets no token for longer than the forecast can explain and no other attempt was answered since.
-- Evidence has ranks: an answer to a caller outranks a health page, and a page of the load that fails is no evidence at
-  all. CLOSED opens after REFUSALS health pages in a row that fail, unless a caller was answered within PROVEN seconds
-  or since such a page was last well.
-- CLOSED opens at once when the server refuses the gateway's key, its model name, the path, or the account: such a fault
-  does not heal within seconds. Where it has answered within PROVEN seconds it opens after FAILURES in a row; an empty
-  account opens it in any case.
-- A failure that is not `confirmed` (`policies.fleet.caller_evidence`) counts, and opens nothing: the breaker is
-  `unconfirmed` once it would have opened, until a confirmed failure opens it or an answer clears it. As the trial it
-  decides nothing, and the next attempt is the trial.
+- Evidence is ranked: an answer to a caller outranks a health page, and a failed load page is no evidence at all. CLOSED
+  opens after REFUSALS failed health pages in a row, unless a caller was answered within PROVEN seconds or since the
+  last healthy page.
+- CLOSED opens at once when the server refuses the gateway's key, the model name, the path, or the account: such a fault
+  does not heal within seconds. After an answer within PROVEN seconds, FAILURES in a row are needed, except for an empty
+  account.
+- A failure that is not `confirmed` (`policies.fleet.caller_evidence`) counts but does not open the breaker. Instead of
+  opening, the breaker becomes `unconfirmed`, until a confirmed failure or an answer. As a trial, such a failure decides
+  nothing, and the next attempt is the trial.
 - OPEN rejects all attempts for a time that doubles with each opening in a row (EJECTIONS: the first and the longest,
   by cause). Then HALF_OPEN admits one trial attempt, and the trial alone decides.
 - OPEN half-opens at once when a probe finds a lost server again, and when an older attempt is answered. (A probe which

@@ -1,8 +1,8 @@
 """Turns replies and events of Anthropic's Messages into chat completions.
 
-Reasoning is `reasoning_content`, the name that most clients read, and `reasoning_details` with Anthropic's signature,
-which a caller returns in the next turn (openrouter.ai/docs, reasoning tokens); it is sealed with its maker. Citations
-and results of the provider's own tools have no place in a chat; no chat can ask for either.
+Reasoning becomes `reasoning_content`, the name that most clients read, and `reasoning_details` with Anthropic's
+signature, sealed with the maker, which a caller returns in the next turn (openrouter.ai/docs, reasoning tokens). A chat
+can neither express nor request citations and results of the provider's own tools.
 """
 
 from __future__ import annotations

@@ -3,11 +3,10 @@
 - A whole reply is the last event of a stream: both are built by `ResponseBuilder`.
 - Ids of items are made of the chat completion's id, so a stream's bytes do not depend on the clock, nor on the reads
   that brought its chunks; where the server gives none, of random characters.
-- State that the server ties to the turn is sealed: into `encrypted_content` of the reasoning beside which it came, that
-  of a call into its `call_id`.
-- A function of a namespace comes back with the two names that the caller has given it.
+- Provider state of the turn is sealed: into `encrypted_content` of the reasoning item, state of a call into `call_id`.
+- A function of a namespace returns with the caller's two names.
 - Calls stay open to the end: a server may send the arguments of parallel calls in turns.
-- Reasoning is its own summary where the caller asks for one (`reasoning.summary`): most clients show summaries alone.
+- Reasoning is also sent as summary on request (`reasoning.summary`): most clients show summaries only.
 
 Event names and members: openai-python 3.54, types/responses (2026-11).
 """

@@ -1,9 +1,9 @@
 """Ids of tool calls as callers get them.
 
-- A call without an id gets one of 16 random characters. So does a call whose id is in the caller's history already, or
-  in the answer: servers number calls anew in every answer, and clients and other servers pair results by id.
-- Members of a call beside its id, name and arguments are state of the server: they are sealed into the id, which every
-  client returns. So is an id with letters that another server refuses.
+- A call without an id gets an id of 16 random characters. So does a call whose id is already in the history or the
+  answer: servers restart numbering in every answer, and clients and other servers pair results by id.
+- Members of a call besides id, name and arguments are provider state, sealed into the id, which every client returns.
+  An id with characters that other servers refuse is sealed as well.
 """
 
 from __future__ import annotations

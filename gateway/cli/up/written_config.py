@@ -107,8 +107,8 @@ def _reached(found: FoundServer) -> dict[str, Any]:
 
 
 def _passthrough(found: Sequence[FoundServer]) -> str | None:
-    """The first API without a list takes names that nobody lists, unless a server of this machine was found: a
-    misspelt name of its models must not send a prompt out of the machine."""
+    """The API for unlisted model names: the first API without a list. None if a local server was found: a misspelt name
+    must not send a prompt off the machine."""
     unlisted = [each for each in found if each.is_api and each.reach is not Reach.OK]
     unlisted.sort(key=lambda each: each.reach is Reach.REFUSED)
     if not unlisted or not all(each.is_api for each in found):

@@ -1,14 +1,13 @@
 """Picks endpoints for requests whose bytes another proxy carries: parse, estimate, wait, decide.
 
 The same steps as `Proxy.serve`, up to the decision. Rules:
-- An answer comes within WITHIN of the whole request, or within `hold` where the data plane waits for it: where the
-  request would wait for an engine for longer, it leaves the queue, and the best endpoint of that moment is named. Where
-  there is none below its cap, or the request is not read within WITHIN, it is the least loaded endpoint of the route
-  that is up.
-- Where the parsing alone takes longer (bodies above 150 KB are parsed in a thread, in turn), the body is read for its
-  model only: no request goes to a pool of another model.
-- A request without a body, or with a model that no route knows, goes to the least loaded endpoint of all pools: the
-  engine answers or refuses it.
+- The reply is due WITHIN seconds after the whole request, or within `hold` if the data plane waits. A request that
+  would wait longer for an engine leaves the queue, and goes to the best endpoint at that moment. If all endpoints are
+  at their cap, or the request is not parsed within WITHIN, the least loaded healthy endpoint of the route is picked.
+- If parsing takes longer (bodies above 150 KB are parsed in a thread, in turn), only the model is read from the body:
+  no request goes to a pool of another model.
+- A request without a body, or with an unknown model, goes to the least loaded endpoint of all pools: the engine answers
+  or refuses.
 - Only endpoints that know the model by the same name are named together: the body is written once.
 - Endpoints come and go while a request waits: a decision is answered from the runtime in force when it was made.
 - Names of headers come in two generations; a caller's own control headers steer nothing.

@@ -5,14 +5,14 @@ Such state lives at one endpoint, or with the provider behind it. The id that a 
     resp_<8 hex digits: the endpoint><24 hex digits: HMAC-SHA256 over endpoint and id><the backend's id without `resp_`>
 
 Rules:
-- The seal is all that is needed to find the endpoint again. Nothing is stored, and every replica with the same keys and
-  endpoints opens an id, also after a restart.
+- The seal suffices to find the endpoint. Nothing is stored: every replica with the same keys and endpoints opens an id,
+  also after a restart.
 - The key of the seals belongs to a key of a caller (a tenant): an id of another tenant is as unknown as a forged one.
 - Nothing of an endpoint's name can be read from an id: its digits are an HMAC too.
 - A seal depends on nothing else: the same id of a backend always gets the same seal.
-- A session may change its model at any step: encrypted reasoning pins a request to no pool. One that is unknown (of a
-  backend that the request cannot use, or forged) is left out as another maker's is. Without an id, or a compaction,
-  an answer would be another answer: unknown ones are refused.
+- A session may change models at any step: encrypted reasoning pins no request to a pool. Unknown reasoning (of a
+  backend that the request cannot use, or forged) is left out like that of another maker. Unknown ids and compactions
+  are refused, as the answer depends on them.
 """
 
 from __future__ import annotations
