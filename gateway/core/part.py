@@ -53,7 +53,7 @@ class Part(Hooked):
         """Open its own port to callers: everything is loaded, and the data port is open. Raises OSError."""
 
     async def follow(self, config: Config) -> None:
-        """Discover endpoints or files named by a configuration, before the configuration is applied."""
+        """Discover the endpoints of a configuration before the configuration is applied."""
 
     def completed(self, config: Config) -> Config:
         """The configuration completed with discoveries of `follow`. Called in a thread."""
