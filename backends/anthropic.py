@@ -86,9 +86,9 @@ def _marked(block: Any) -> Any:
 _encode = msgspec.json.Encoder().encode
 VERSION = "2023-06-01"
 API_KEY = "sk-ant-api"  # prefix of an API key, as opposed to a subscription's token
-MAX_TOKENS = 32_000  # where neither the caller nor the route limits the output: Anthropic asks for a limit
-_CALLERS = ("anthropic-version", "anthropic-beta")  # headers of the caller that are sent on
-# Members of a request that change nothing about the form of its answer, whole or streamed.
+MAX_TOKENS = 32_000  # default output limit, which Anthropic requires
+_CALLERS = ("anthropic-version", "anthropic-beta")  # caller's headers to forward
+# Request members without effect on the shape of the answer, whole or streamed.
 _ASSEMBLED_MEMBERS = (
     *("model", "messages", "max_tokens", "metadata", "service_tier", "stop_sequences", "stream", "system"),
     *("temperature", "thinking", "tool_choice", "tools", "top_k", "top_p", "cache_salt"),
@@ -113,7 +113,7 @@ class Anthropic(OpenAI):
 
     def call(self, forward: BackendRequest) -> HttpCall:
         call = super().call(forward)
-        may_mark = self.config.prompt_caching and "thread" not in forward.body  # a thread has marks of its own
+        may_mark = self.config.prompt_caching and "thread" not in forward.body  # a thread has its own breakpoints
         if may_mark and forward.operation is Operation.MESSAGES and not has_own(call.body):
             call = replace(call, body=self._encoded(with_breakpoints(self._body(forward)), forward))
         callers = {name: forward.headers[name] for name in _CALLERS if name in forward.headers}

@@ -2,9 +2,9 @@
 
 Rules:
 - A path has the names of a body as sent, without indices: `messages.reasoning_content` is the member of every message.
-- The body given stays as it is. What a change does not touch is the same object, and keeps its spelling: values may be
-  `msgspec.Raw`, of which only those that hold the name are read, one level after the other.
-- A change that meets with nothing of its path changes nothing.
+- The given body is not modified. Untouched values stay the same objects with the same bytes: values may be
+  `msgspec.Raw`, and only values that contain the name are decoded, level by level.
+- A change whose path is absent has no effect.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _decode = msgspec.json.Decoder().decode
 class ChangeKind(Enum):
     LEAVE_OUT = "left out"
     RENAME = "renamed"
-    REPLACE = "replaced"  # a value that is not accepted, by one that is
-    PARTS = "parts left out"  # elements of an array, of the types in `values`
-    FIT = "fitted"  # to a fact of the server, by which another body is made: its name, and its value in `values`
-    FOLD = "folded"  # system messages: the leading ones into one, later ones into the user's turns
+    REPLACE = "replaced"  # a refused value by an accepted value
+    PARTS = "parts left out"  # elements of an array whose types are in `values`
+    FIT = "fitted"  # body rebuilt for a fact of the server; the path is the fact's name, `values` holds its value
+    FOLD = "folded"  # leading system messages merged; later system messages moved into user turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,18 +94,18 @@ def values_at(body: Mapping[str, Any], path: str) -> list[Any]:
 
 
 def told(changes: Iterable[BodyChange], body: Mapping[str, Any]) -> dict[str, str]:
-    """Paths of the body that changes take something of, with the label of a metric."""
+    """Paths of the body where changes lose content, each with its metric label."""
     lost = [each for each in changes if each.loses and changed(body, (each,)) != body]
     return {shown(each.label if each.kind is ChangeKind.FOLD else each.path): each.label for each in lost}
 
 
 def shown(path: str) -> str:
-    """A path for headers and people: callers write names of members."""
+    """A path made safe for headers and logs: callers choose names of members."""
     return _UNSAFE.sub("_", path[:_LONGEST])
 
 
 def opened(value: Any) -> Any:
-    """One level of a value that may be `Raw`."""
+    """Decode the outermost level of a `Raw` value; return any other value as is."""
     if not isinstance(value, Raw):
         return value
     first = bytes(memoryview(value)[:1])
@@ -113,7 +113,7 @@ def opened(value: Any) -> Any:
 
 
 def nearest(value: Any, values: Sequence[Scalar]) -> Scalar:
-    """The listed value next to a value: of efforts and of numbers. None: neither is known to be near another."""
+    """The listed effort or number nearest to a value. None: not comparable."""
     if isinstance(value, str) and value in _ORDER:
         place, known = _ORDER.index(value), [each for each in values if each in _ORDER]
         return min(known, key=lambda each: (abs(_ORDER.index(str(each)) - place), each), default=None)
@@ -135,7 +135,7 @@ def _without(holder: Json, name: str) -> Json:
 
 
 def _rename(body: Json, change: BodyChange) -> Json:
-    """Of two spellings in one object, the one that the server knows counts. A dotted name is a place in the body."""
+    """Rename a member. Where both names are present, the new name's value wins. A dotted name is a path in the body."""
 
     def act(holder: Json, name: str) -> Json:
         return {**_without(holder, name), change.to: holder.get(change.to, holder[name])}
@@ -151,7 +151,8 @@ def _rename(body: Json, change: BodyChange) -> Json:
 
 
 def _replace(body: Json, change: BodyChange) -> Json:
-    """A value without one near it is left out: the server's own default takes its place."""
+    """Replace a value by the nearest accepted value. Without a near value the member is removed: the server's default
+    applies."""
 
     def act(holder: Json, name: str) -> Json:
         value = opened(holder[name])
@@ -164,7 +165,7 @@ def _replace(body: Json, change: BodyChange) -> Json:
 
 
 def _parts(body: Json, change: BodyChange) -> Json:
-    """A message that would be empty stays as it is."""
+    """Remove elements of the listed types from arrays. An array that would become empty stays unchanged."""
 
     def act(holder: Json, name: str) -> Json:
         parts = opened(holder[name])
@@ -182,7 +183,7 @@ def _type(part: Any) -> Any:
 
 
 def _unchanged(body: Json, change: BodyChange) -> Json:
-    """Another body is made."""
+    """Return the body unchanged: FIT is applied where the body is rebuilt."""
     return body
 
 
@@ -195,7 +196,7 @@ def _fold(body: Json, change: BodyChange) -> Json:
 
 
 def folded_systems(messages: list[Any]) -> list[Any]:
-    """One system message, at the beginning; the text of a later one stands in the user's turn at its place."""
+    """Merge leading system messages into one. A later system message becomes text of the user turn at its position."""
     roles = [_role(each) for each in messages]
     leading = next((place for place, role in enumerate(roles) if role != SYSTEM), len(roles))
     if leading < 2 and SYSTEM not in roles[leading:]:

@@ -1,4 +1,4 @@
-"""Catalog of backends: a kind is a dialect and its default URL. A new kind is one line in KINDS."""
+"""Catalog of backends: a kind is a dialect and a default URL. Add a kind by a line in KINDS."""
 
 from __future__ import annotations
 

@@ -147,14 +147,14 @@ def _text(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ErrorPart:
-    """A complaint within an error. `member`: path that the error itself gives, in its own spelling; empty: none."""
+    """An entry of an error reply. `member`: path of the faulty member, as spelled by the server; empty: none."""
 
     member: str
     words: str
     names: frozenset[str]
 
 
-_MOST_INSIDE = 2  # errors inside of one another that are read
+_MOST_INSIDE = 2  # levels of nested errors to read
 _LOC = re.compile(
     r"'type': '(?P<type>\w{1,60})', 'loc': \((?P<loc>[^()]{1,300})\), "
     r"'msg': (?P<quote>['\"])(?P<msg>.{1,400}?)(?P=quote)[,}]"
@@ -163,7 +163,7 @@ _LOC_NAME = re.compile(r"'([^']{1,100})'|(\d{1,6})")
 
 
 def error_parts(body: bytes) -> list[ErrorPart]:
-    """The complaints of an error reply, those that name a member of their own first, then those of an error inside."""
+    """Errors listed in an error reply: errors that name a member first, then nested errors."""
     try:
         return _parts(json.loads(body), _MOST_INSIDE)
     except (ValueError, RecursionError):

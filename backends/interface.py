@@ -62,7 +62,7 @@ class BackendRequest:
     baggage: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)  # the caller's, of the operation's dialect
     model_is_callers: bool = False  # no name of the configuration: the caller's to get right
-    changes: tuple[BodyChange, ...] = ()  # of the body as written for the server: what it is known to refuse
+    changes: tuple[BodyChange, ...] = ()  # applied to the body for the server: lessons of its refusals
 
 
 def plain(value: Any) -> Any:
@@ -81,8 +81,8 @@ class HttpCall:
 
 
 class FailureKind(Enum):
-    """Meaning of a reply, an exception or a silence. Whose fault that is, and what follows, is decided by the table of
-    `policies.blame`, which has these values."""
+    """Meaning of a reply, an exception or a timeout. The table in `policies.blame`, keyed by these values, decides
+    blame and consequences."""
 
     CONNECT = "connect"  # nothing was sent
     UNRESOLVED = "unresolved"  # nothing was sent: the DNS did not answer
@@ -92,8 +92,8 @@ class FailureKind(Enum):
     SERVER = "server"  # a 5xx
     PROVIDER = "provider"  # a 5xx that speaks of the whole provider
     OVERLOADED = "overloaded"  # 503, 529
-    QUEUE_LIMIT = "queue_limit"  # 429, 503 of an engine: it has as many requests as it allows
-    RATE_LIMITED = "rate_limited"  # 429 that does not say which limit
+    QUEUE_LIMIT = "queue_limit"  # 429, 503 of an engine at its request limit
+    RATE_LIMITED = "rate_limited"  # 429 without a named limit
     REQUEST_RATE = "request_rate"  # 429: the account's requests are spent
     TOKEN_RATE = "token_rate"  # 429: the account's tokens are spent
     REQUEST_SIZE = "request_size"  # 402, 413, 429: this one request is larger than the account's limit
@@ -187,7 +187,7 @@ class EngineTimes:
 
 @dataclass(slots=True, eq=False)
 class ReplyFacts:
-    """Members of a reply that traces name, as the server wrote them: of any type."""
+    """Members of a reply for traces, as written by the server: of any type."""
 
     id: Any = None
     service_tier: Any = None
@@ -259,7 +259,7 @@ class Backend(Protocol):
     refuses_models: bool  # a request for a model that the server does not serve
     salted: bool  # keeps the caches of different `cache_salt`s apart
     keyed_by_callers: bool = False  # sends the caller's own key: see `with_key`
-    reads_attribution: bool = False  # knows Claude Code's line at the head of a prompt, and leaves it out of its cache
+    reads_attribution: bool = False  # excludes Claude Code's attribution line from caching
 
     def call(self, forward: BackendRequest) -> HttpCall: ...
 
@@ -272,7 +272,7 @@ class Backend(Protocol):
         return self
 
     def lost(self, forward: BackendRequest) -> tuple[str, ...]:
-        """Members of the caller's that the configuration drops, or that the cap on the output leaves no room for."""
+        """Caller's members dropped by the configuration or for lack of room under the output cap."""
         return ()
 
     def tap(self, forward: BackendRequest) -> Tap: ...
@@ -290,7 +290,7 @@ class Backend(Protocol):
         """The meaning of a non-2xx reply. Header names are lower case."""
 
     def obstacle(self, forward: BackendRequest, tokens: int) -> str:
-        """The reason for which no server can continue an answer that broke after `tokens`; empty: one can."""
+        """Reason why an answer broken after `tokens` cannot be continued; empty: a server can continue."""
         return "the dialect"
 
     def continued(self, forward: BackendRequest, text: str, tokens: int) -> BackendRequest:
@@ -340,12 +340,12 @@ class Backend(Protocol):
         return HttpCall("GET", "/v1/models")
 
     def other_ranks(self, body: bytes) -> str:
-        """The data-parallel ranks in the page of `load`, where the configured one is not among them: "ranks 4..7";
-        empty: it is, or none is configured."""
+        """The data-parallel ranks in a `load` page that lacks the configured rank: "ranks 4..7"; empty: the rank is
+        listed, or none is configured."""
         return ""
 
     def wake(self) -> HttpCall | None:
-        """Request that wakes a sleeping engine; None: its kind does not sleep."""
+        """Request that wakes a sleeping engine; None: engines of this kind do not sleep."""
         return None
 
     def models(self) -> HttpCall | None:

@@ -51,7 +51,7 @@ MIN_THINKING = 1024  # tokens, Anthropic's and vLLM's least budget
 _WITH_CACHE_KEY = (Operation.CHAT, Operation.RESPONSES, Operation.COMPACT)
 _RESERVED = frozenset({"host", "content-length", "transfer-encoding", "connection"})
 _encode = msgspec.json.Encoder().encode
-# Members of a request that change nothing about the form of its answer, whole or streamed.
+# Request members without effect on the shape of the answer, whole or streamed.
 SAMPLING = (
     *("model", "stream", "n", "max_tokens", "temperature", "top_p", "stop", "seed", "user", "logit_bias"),
     *("frequency_penalty", "presence_penalty", "cache_salt"),
@@ -79,7 +79,7 @@ class OpenAI(Backend):
     limit_name: str = "max_completion_tokens"  # default field for the cap on a chat's output
     key_header: str = BEARER  # of the key
     asks_usage: bool = True  # knows stream_options
-    default_output: int | None = None  # limit of the output where neither caller nor route has one, if servers want it
+    default_output: int | None = None  # default output limit, if servers require a limit
     probe_path: str = ""  # of a cheap page for the server's health; empty: only real traffic shows the health
     listing_path: str = "/v1/models"
     caches_by_key: bool = False  # knows prompt_cache_key
@@ -222,8 +222,8 @@ def has_no_room_to_think(body: Mapping[str, Any], cap: int) -> bool:
 
 
 def _fit_thinking(body: dict[str, Any], cap: int, facts: Facts) -> None:
-    """Lower a budget of thinking below the cap: servers refuse a larger one, and one below MIN_THINKING. Without room,
-    thinking is switched off, or left to a model that always thinks."""
+    """Lower a thinking budget below the output cap: servers refuse a larger budget, or less than MIN_THINKING. Without
+    room, thinking is switched off, or left unset for a model that always thinks."""
     thinking = body.get("thinking")
     budget = thinking.get("budget_tokens") if isinstance(thinking, dict) else None
     if has_no_room_to_think(body, cap):
@@ -243,7 +243,7 @@ _TEXT_LISTS = ("input", "documents", "queries", "text_2")  # of which each text 
 
 
 def asks_for_one(body: Mapping[str, Any]) -> bool:
-    """True for a body with one prompt and one answer, which an engine counts as one request."""
+    """True for a body with a single prompt and answer: engines count one request."""
     texts = next((body[name] for name in _TEXT_LISTS if name in body), None)
     several = isinstance(texts, list) and len(texts) > 1 and isinstance(texts[0], str | list)
     return not several and choices_of(body) == 1 and body.get("best_of") in (None, 1)

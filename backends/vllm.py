@@ -22,8 +22,8 @@ from backends.stream.whole_forms import (
 
 _encode = msgspec.json.Encoder().encode
 
-# Members with which the rest of an answer would not fit the first part: grammars that an engine cannot enter half-way,
-# positions that begin anew, several answers.
+# Members that prevent continuing a broken answer: grammars, which an engine cannot enter half-way, positions that
+# restart, several answers.
 _NOT_CONTINUED = frozenset(
     {"structured_outputs", "structural_tag", "json_schema", "regex", "ebnf", "functions", "function_call", "logprobs"}
     | {"top_logprobs", "prompt_logprobs", "echo", "suffix", "return_token_ids", "use_beam_search", "prompt_embeds"}
@@ -32,7 +32,7 @@ _NO_ADAPTER = re.compile(  # SGLang 0.5.23
     r"LoRA adapter '.{1,200}' was requested, but LoRA is not enabled|Got LoRA adapter that has never been loaded|"
     r"The following requested LoRA adapters are not loaded"
 )
-# Members of a request that change nothing about the form of its answer, whole or streamed (vLLM 0.32).
+# Request members without effect on the shape of the answer, whole or streamed (vLLM 0.32).
 _ENGINE_MEMBERS = (
     *("top_k", "min_p", "repetition_penalty", "length_penalty", "stop_token_ids", "include_stop_str_in_output"),
     *("ignore_eos", "min_tokens", "skip_special_tokens", "spaces_between_special_tokens", "truncate_prompt_tokens"),
@@ -174,7 +174,7 @@ def _limits(body: Mapping[str, Any]) -> dict[str, int]:
 
 
 class SimulatedVllm(Vllm):
-    """The simulated engine that `firsttoken simulate` serves."""
+    """The simulated engine of `firsttoken simulate`."""
 
     native = frozenset({Operation.CHAT, Operation.COMPLETION})
     whole_forms = {Operation.CHAT: SIMULATED_CHAT, Operation.COMPLETION: SIMULATED_COMPLETION}
@@ -185,10 +185,10 @@ class SGLang(Vllm):
     with the caller's `extra_key`, which can only divide the caller's own. An adapter is asked for as MODEL:ADAPTER
     (0.5.23), or by `lora_path`, which would let a caller choose."""
 
-    native = Vllm.native - {Operation.MESSAGES, Operation.COUNT_TOKENS}  # its Messages carry no cache_salt
+    native = Vllm.native - {Operation.MESSAGES, Operation.COUNT_TOKENS}  # Messages without cache_salt
     assembled_members = {}  # `metadata` is in whole answers alone
     id_field = "rid"
-    wake_path = ""  # its page does not tell that memory was released (0.5.23)
+    wake_path = ""  # its status page does not report released memory (0.5.23)
     refuses_models = False
     metrics = LoadMetrics(
         running=(b"sglang:num_running_reqs",),

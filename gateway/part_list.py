@@ -34,7 +34,7 @@ from gateway.parts.witness.part import WitnessPart
 from gateway.parts.workers.part import WorkersPart
 from gateway.wiring import Core
 
-PARTS: tuple[Callable[[Core], Part], ...] = (  # in the order of their starts, and of their hooks
+PARTS: tuple[Callable[[Core], Part], ...] = (  # in order of start and of hooks
     RecordsPart,
     TelemetryPart,
     WorkersPart,

@@ -148,7 +148,7 @@ class Proxy:
             http.refuse(refusal)
 
     async def aside(self, http: HttpRequest, operation: str, answer: Aside) -> None:
-        """Answer a request that is no inference, and emit a Record. It counts as a request of its key."""
+        """Answer a request other than inference, and emit a Record. The request counts against its key."""
         with self.recorder.timeline(http.arrival) as timeline:
             timeline.identified(request_id_of(http.headers), operation, None)
             try:
@@ -292,7 +292,7 @@ class Proxy:
                 ended(ask, race)
 
     async def place(self, ask: Ask, entered_at: float) -> Decision | None:
-        """Decide in the queue, and note the rules that held the request, however its wait ends."""
+        """Decide in the queue, and note the hold rules, however the wait ends."""
         queued, decision = self.queue.queued(ask.request, ask.plan.route, ask.estimate, ask.tenant), None
         try:
             decision = await self.queue.decide(queued, entered_at)
@@ -345,7 +345,7 @@ class Proxy:
         http.respond(200, encode(model_list(windows, http.headers)))
 
     def model(self, http: HttpRequest) -> None:
-        """Describe the model that the path names, if requests for it would be served."""
+        """Describe the model in the path, if the caller may use the model."""
         tenant, runtime = self.reader.authorize(http), self.runtime.current
         try:
             runtime.routes.admit(tenant, runtime.routes.match(http.model, tenant).route, http.model)

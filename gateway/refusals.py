@@ -80,8 +80,7 @@ def refusal_of(
 
 
 def _again_in(failure: Failure, reopens_in: float) -> float:
-    """When the gateway sends such a request again, or later where the provider has named a time beyond what the gateway
-    believes."""
+    """Seconds for Retry-After: until the endpoint reopens, or the provider's time if beyond MAX_RETRY_AFTER."""
     named = failure.retry_after or 0.0
     if reopens_in > 0:
         return named if named > MAX_RETRY_AFTER <= ceil(reopens_in) else reopens_in
@@ -89,7 +88,7 @@ def _again_in(failure: Failure, reopens_in: float) -> float:
 
 
 def ttft_now(decision: Decision) -> dict[str, str]:
-    """Headers with the TTFT that a refused request would have had, where that is known."""
+    """Headers with the TTFT forecast of a refused request, if known."""
     forecast = decision.expected
     if forecast is None and decision.ranked:
         forecast = decision.ranked[0].forecast

@@ -92,7 +92,7 @@ Apply = Callable[[Config], Awaitable[Sequence[str] | None]]
 
 
 class Reloader:
-    """One reload at a time. `apply` brings a configuration into force, and names the processes in which it is not."""
+    """Runs one reload at a time. `apply`: applies a configuration; returns the processes that failed."""
 
     def __init__(self, config: Config, source: ConfigSource, apply: Apply) -> None:
         self.config = config

@@ -70,14 +70,14 @@ class Runtime:
     pools: Mapping[str, Pool]
     routes: Routes
     keys: Keys
-    caller_keys: frozenset[str]  # pools that take callers' own keys
+    caller_keys: frozenset[str]  # pools that accept callers' own keys
     masked_pools: frozenset[str]  # pools with cached token counts hidden from callers
-    same_origin: SameOrigin | None  # where no key protects the data port
+    same_origin: SameOrigin | None  # if no key protects the data port
     cors: Cors | None  # pages of other origins
     upstreams: Mapping[str, Upstream]
     wanted_headers: frozenset[str]  # request headers read by a tier's `when`
     backends: Backends
-    dialects: Mapping[str, Backend]  # one backend of each pool
+    dialects: Mapping[str, Backend]  # a backend of each pool
     operations: Mapping[str, frozenset[Operation]]  # spoken natively, by pool
     makers: Mapping[str, str]  # digests of the account and the model that write the turns of a pool
     attributed: frozenset[str]  # pools whose servers read a client's line at the head of the prompt
@@ -107,8 +107,8 @@ class Runtime:
         return [*dict.fromkeys(endpoint.id for endpoint in able)]
 
     def context_window(self, model: str, tenant: Tenant) -> int | None:
-        """The largest of the pools that may serve a caller's model name; None: one of them is unknown. Raises ApiError
-        (404)."""
+        """The largest context window, in tokens, among pools of a caller's model name; None: a window is unknown.
+        Raises ApiError (404)."""
         windows = [self.pools[pool].context_window for pool in self.routes.match(model, tenant).route.pools]
         known = [window for window in windows if window is not None]
         return max(known) if len(known) == len(windows) else None
@@ -200,7 +200,7 @@ def _backends(config: Config, known: Backends) -> Backends:
 
 
 def _dialects(config: Config, backends: Backends) -> Mapping[str, Backend]:
-    """One backend of each pool; a pool whose addresses are not known yet has none for an endpoint."""
+    """A backend of each pool, also for pools whose addresses are not yet discovered."""
     found = {pool: backend for (pool, _, _), (_, backend) in backends.items()}
     return found | {
         name: catalog.build(section.backend_config()) for name, section in config.pools.items() if name not in found

@@ -43,8 +43,8 @@ T = TypeVar("T")
 
 
 class Core:
-    """The objects of one gateway, and the configuration in force. `worker`: this process among several; None: it is
-    alone. Parts attach to it, each with what `Part` names."""
+    """Objects of a gateway process, and the configuration in force. `worker`: context of this worker; None: a single
+    process. Parts attach hooks, collectors and readers (`Part`)."""
 
     def __init__(self, config: Config, worker: WorkerContext | None = None) -> None:
         self.worker = worker
@@ -153,7 +153,7 @@ class Core:
         return found if isinstance(found, kind) else None
 
     def join(self, peers: PeerLink) -> None:
-        """Share the load of endpoints with other processes, besides those that are joined already."""
+        """Share endpoint loads with further processes."""
         before = self.fleet.peers
         self.fleet.peers = peers if before is None else CombinedPeers(before, peers)
         self.fleet.request_publish = self.monitor.publish_soon
@@ -190,7 +190,7 @@ class Core:
             self.runtime.current = await asyncio.to_thread(self._extended, self.runtime.current)
 
     async def _reload(self, wanted: Config, *, mended: bool) -> None:
-        """Builds the new Runtime in a thread, then swaps it in within one turn of the loop."""
+        """Build the new Runtime in a thread, then swap Runtimes within one turn of the event loop."""
         new, replaced = await asyncio.to_thread(self._build_runtime, wanted)
         while self.queue.dispatch_pending:  # noqa: ASYNC110 - its decision names endpoints of the fleet before the swap
             await asyncio.sleep(0)

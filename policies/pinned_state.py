@@ -1,5 +1,5 @@
-"""State that an endpoint keeps for a request (an earlier response): no other endpoint can serve it. State that other
-pools do without (encrypted reasoning) is read by one endpoint of its pool."""
+"""Pins requests to the endpoint that holds their state (an earlier response). Encrypted reasoning limits its own pool
+to one endpoint, and other pools go without."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ELSEWHERE = RejectionKind.PINNED_ELSEWHERE, "the state of the request is at ano
 def has_its_state(
     request: RequestView, prompt: PoolEstimate, endpoint: Endpoint, load: Load, now: float
 ) -> Refused | None:
-    """For requests with state."""
+    """Filter of a request with state; None: the endpoint may serve the request."""
     if request.pinned and endpoint.id != request.pinned:
         return _ELSEWHERE
     return None if request.readers.get(endpoint.pool, endpoint.id) == endpoint.id else _ELSEWHERE

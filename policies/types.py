@@ -79,8 +79,8 @@ class Price:
 
     @property
     def long_write(self) -> float:
-        """Price of what a cache keeps for an hour or longer: without one of its own that of any write, and twice that
-        of input where a write costs more than input, as at all providers that have two prices (2026-11)."""
+        """Price of cache writes kept an hour or longer. Default: the price of other writes, or at least LONG_WRITE
+        times the input price if writes cost more than input, as at all providers with two prices (2026-11)."""
         if self.cache_write_1h is not None:
             return self.cache_write_1h
         write = self.input if self.cache_write is None else self.cache_write
@@ -100,7 +100,7 @@ class AdapterFacts:
 
     names: frozenset[str]
     slots: int  # held by an engine at a time, until reported
-    load_s: float  # s to load one, until learned
+    load_s: float  # s to load an adapter, until learned
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class Pool:
     endpoints: tuple[Endpoint, ...]
     local: bool = True
     context_window: int | None = None
-    default_output: int | None = None  # tokens, where the servers want a limit and nobody has set one
+    default_output: int | None = None  # tokens, if the servers require a limit and none is set
     capabilities: frozenset[str] | None = None
     price: Price = Price()
     block_size: int = 16
@@ -139,7 +139,7 @@ class Health(Enum):
         "probing"  # half-open: the next request is the trial; until its end the endpoint is DOWN for all other requests
     )
     DOWN = "down"
-    ASLEEP = "asleep"  # by the engine's own word: requests there would wait until somebody wakes it
+    ASLEEP = "asleep"  # as reported by the engine: requests would wait for a wake-up
 
 
 UNUSABLE = (Health.DOWN, Health.ASLEEP)
@@ -211,8 +211,8 @@ class RequestView:
     priority: int = 0
     reasoning_effort: str = ""  # as the caller asked (`policies.routes.when`); empty: it named none
     headers: Mapping[str, str] = field(default_factory=dict)  # lower-case names; only headers in a `when`
-    pinned: str = ""  # id of the endpoint that holds state of this request; empty: any endpoint may serve it
-    # By pool: the endpoint that alone reads state of its own in this request; other pools go without that state.
+    pinned: str = ""  # id of the endpoint that holds state of this request; empty: any endpoint may serve
+    # By pool: the only endpoint that can read its state in this request; other pools go without the state.
     readers: Mapping[str, str] = field(default_factory=dict)
     session: str = ""
     unfit: Mapping[str, str] = field(default_factory=dict)  # pools that cannot serve the request, with the reason
@@ -355,8 +355,8 @@ class Forecast:
         return q + (QUANTILES[i] - q) * (x - low) / (ratios[i] - low)
 
     def followed_by(self, then: Forecast) -> Forecast:
-        """Both times in a row. Deviations from the medians add up as those of independent quantities: by their
-        squares."""
+        """Sum of two consecutive times. Deviations from the medians add in quadrature, as for independent
+        quantities."""
         unit, middle, ratios = self.point_estimate or TINY, self.p50 + then.p50, []
         for i, (own, other) in enumerate(zip(self.ratios, then.ratios, strict=True)):
             deviation = hypot(own * unit - self.p50, other * then.point_estimate - then.p50)
@@ -433,7 +433,7 @@ class Completion:
         return self._probability(within, last)
 
     def share_of(self, target: float, within: float) -> float:
-        """The same as a share of a chance that is wanted, 1 at most: mostly one quantile tells."""
+        """Probability as a share of `target`, at most 1. Usually a single quantile suffices."""
         wanted = bisect_left(QUANTILES, target)
         if wanted == len(QUANTILES):
             return min(self.probability(within) / target, 1.0)
@@ -482,7 +482,7 @@ class Candidate:
     ranked_as: RankKind = RankKind.VALUE
     to_load: tuple[int, ...] = ()  # tokens of the hit, by tier of SLOWER_TIERS; empty: all are in the GPU
     rtt: float = 0.0  # s of a round trip to the endpoint, part of the forecast; 0: not measured
-    trial_s: float = 0.0  # s left for the trial of an API whose forecast is a guess: it qualifies; 0: no trial
+    trial_s: float = 0.0  # s left to try an API whose forecast is a guess; 0: no trial
 
     @property
     def hit_tiers(self) -> dict[str, int]:
@@ -561,8 +561,8 @@ class Decision:
     retry_after: float = 0.0  # s, for SHED, UNAVAILABLE and RATE_LIMITED
     reason: str = ""
     cause: RejectionKind | None = None  # of a refusal
-    expected: Forecast | None = None  # TTFT of a request that is refused for its wait in the queue
-    output_limits: Mapping[str, int] = field(default_factory=dict)  # tokens by pool, where the caller's do not fit
+    expected: Forecast | None = None  # TTFT of a request refused for its queue wait
+    output_limits: Mapping[str, int] = field(default_factory=dict)  # tokens by pool, if the caller's limit does not fit
     completion: Callable[[Candidate], Completion | None] = field(default=_uncompleted, compare=False, repr=False)
     chosen: Candidate | None = field(init=False)
 
@@ -590,9 +590,9 @@ class AttemptKind(Enum):
     PRIMARY = "primary"
     FALLBACK = "fallback"
     HEDGE = "hedge"
-    REST = "rescue"  # writes the rest of an answer that broke
-    WHOLE = "whole"  # asks the endpoint again, for a whole answer, as its stream could not be put together
-    MENDED = "mended"  # asks the endpoint again, without what it has refused of the body
+    REST = "rescue"  # continues a broken answer
+    WHOLE = "whole"  # retry at the endpoint unstreamed: the stream could not be assembled
+    MENDED = "mended"  # retry at the endpoint with a mended body
 
 
 @dataclass(slots=True)
@@ -615,4 +615,4 @@ class AttemptOutcome(Enum):
     SILENT = "silent"  # abandoned because no token came in time
     REFUSED = "refused"  # a 4xx caused by the request itself: no evidence against the endpoint
     CANCELLED = "cancelled"  # by the gateway: lost hedge, client gone
-    BROKEN = "broken"  # failed after its first token
+    BROKEN = "broken"  # failed after the first token

@@ -1,6 +1,6 @@
-"""Rows of the files of facts, read once a process, when its configuration is: the first read takes 20 to 110 ms.
+"""Rows of the fact files, read once per process while the configuration loads: the first read takes 20 to 110 ms.
 
-A file is the shipped one, or a refreshed one that `refreshed.use` has put in its place.
+A file is shipped with the release, or a refreshed file installed by `refreshed.use`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ModelRow:
     prices: Prices
 
     def holds(self, name: str) -> bool:
-        """`name`: as `lookup.plain` writes it."""
+        """True if the row matches a model name. `name`: normalized by `lookup.plain`."""
         found = self.match.search(name)
         return found is not None and (not self.since or version(found["v"]) >= self.since)
 
@@ -53,7 +53,7 @@ class ApiRow:
 
     name: str
     hosts: tuple[str, ...]
-    families: tuple[str, ...] | None  # that are looked through; None: all
+    families: tuple[str, ...] | None  # families to search; None: all
     facts: Mapping[str, Any]
     over: Mapping[str, Any]
 
@@ -155,7 +155,7 @@ def is_refreshed(file: str) -> bool:
 
 
 def put_in_place(documents: Mapping[str, Document]) -> bool:
-    """Files that are read in place of shipped ones, by name; any other is the shipped one. True: some rows changed."""
+    """Use refreshed files, by name, in place of shipped files. Files not named stay shipped. True: rows changed."""
     global _edition
     if _in_place == documents:
         return False
@@ -172,7 +172,7 @@ _edition = 0
 
 
 def edition() -> int:
-    """Another number whenever rows have changed: what was made of facts by another one is old."""
+    """Version number of the rows, increased by each change: values derived under another number are stale."""
     return _edition
 
 

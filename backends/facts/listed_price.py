@@ -1,7 +1,7 @@
-"""Prices of models at the APIs of their makers: the column `prices` of models.yaml.
+"""Prices of models at their makers' APIs: the column `prices` of models.yaml.
 
-A price is of one name: newer versions, variants and tuned models have prices of their own. Of one name there may be
-several, each `from` a day (UTC) on, in order; the first may be without one.
+A price belongs to an exact model name: newer versions, variants and tuned models have prices of their own. A name may
+have several prices in order, each `from` a day (UTC) on; the first may have no day.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class Rates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ListedPrice(Rates, frozen=True, forbid_unknown_fields=True):
-    """`long`: of all tokens of a request whose prompt has at least `long_from` tokens."""
+    """`long`: rates of all tokens of a request with at least `long_from` prompt tokens."""
 
-    source: str = "T"  # mark, as models.yaml explains it
+    source: str = "T"  # mark explained in models.yaml
     since: date | None = msgspec.field(name="from", default=None)
     long_from: int | None = None
     long: Rates | None = None
@@ -52,7 +52,7 @@ def prices_of(row: str, written: Mapping[str, Any]) -> Prices:
 
 
 def in_force(prices: Sequence[ListedPrice], day: date) -> ListedPrice | None:
-    """The last one that has begun."""
+    """The price valid on a day: the latest that has begun. None: no price has begun."""
     begun = [price for price in prices if price.since is None or price.since <= day]
     return begun[-1] if begun else None
 

@@ -84,12 +84,12 @@ def is_own(api: str, model: str) -> bool:
 
 
 def maker_at(host: str) -> str | None:
-    """The API that is at exactly this host: a region of it, or a resource at a cloud, has prices of its own."""
+    """The API at exactly this host. Regional hosts and cloud resources do not match: their prices differ."""
     return next((row.name for row in apis().values() if host.lower() in row.hosts), None)
 
 
 def listed_prices(api: str, model: str) -> Sequence[ListedPrice]:
-    """Of a model by its very name, at the API of its maker; empty: not known."""
+    """Prices of a model by exact name at its maker's API; empty: unknown."""
     row = model_row(api, model)
     return row.prices.get(_PATH.sub("", model.lower()), ()) if row is not None and row.family == api else ()
 

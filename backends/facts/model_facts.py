@@ -1,8 +1,8 @@
-"""Facts of a model at an API: members, forms and orders that are accepted, state to return, meaning of the ends.
+"""Facts of a model at an API: accepted members, forms and orders, state to return, meaning of finish reasons.
 
-A row of `models.yaml` is of a model family, one of `apis.yaml` is of an API whatever the model; a pool's `accepts`
-overrides both, and a lesson of a refusal overrides what nobody has written. No row refuses a request: a newer version
-has the row of the newest that is known, and an unknown model accepts what its API does.
+A row of `models.yaml` describes a model family, a row of `apis.yaml` an API with any model. A pool's `accepts`
+overrides both, and a lesson of a refusal overrides facts not stated in the configuration. No row refuses a request: a
+newer version has the row of the newest known version, and an unknown model accepts what the API accepts.
 """
 
 from __future__ import annotations
@@ -60,29 +60,29 @@ class System(Enum):
     """Places of messages with the role `system`."""
 
     ANYWHERE = "anywhere"
-    FIRST = "first"  # at the beginning, any number of them
+    FIRST = "first"  # several, all at the beginning
     ONE = "one"  # one, at the beginning
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Of a model at an API. Paths are those of the body as sent, without indices: `messages.reasoning_content`."""
+    """Facts of a model at an API. Paths refer to the body as sent, without indices: `messages.reasoning_content`."""
 
-    refused: frozenset[str] = frozenset()  # paths of members that can be left out and that the server refuses
-    members: frozenset[str] | None = None  # of a chat's body, that are known; None: all are taken
+    refused: frozenset[str] = frozenset()  # paths of optional members that the server refuses
+    members: frozenset[str] | None = None  # known members of a chat's body; None: all are accepted
     renamed: Mapping[str, str] = field(default_factory=dict)  # members by their other names
     limit: str = ""  # the member that limits a chat's output; empty: as the caller has named it
     efforts: tuple[str, ...] | None = None  # in chat completions and Messages, in order; None: not known
-    efforts_responses: tuple[str, ...] | None = None  # where Responses has others
+    efforts_responses: tuple[str, ...] | None = None  # in Responses, if different
     default_effort: str = ""
     thinking: tuple[str, ...] | None = None  # types of `thinking` in Messages; None: not known
     # How thinking is switched off: `none` (the effort), `disabled` (the type of `thinking`), `enable_thinking` and
-    # `reasoning.enabled` (members that are false then), `any`: not known; None: it cannot be.
+    # `reasoning.enabled` (members that are false then), `any`: not known; None: always on.
     thinking_off: str | None = "any"
-    off_with_efforts: tuple[str, ...] | None = None  # efforts beside which it may be switched off; None: all
-    thinks_unasked: bool = False  # where a request says nothing of thinking
+    off_with_efforts: tuple[str, ...] | None = None  # efforts that allow thinking to be switched off; None: all
+    thinks_unasked: bool = False  # by default, if the request does not mention thinking
     sampling: Sampling = Sampling.FREE
-    sampling_members: frozenset[str] = frozenset({"temperature", "top_p", "top_k"})  # that `sampling` is about
+    sampling_members: frozenset[str] = frozenset({"temperature", "top_p", "top_k"})  # members that `sampling` governs
     temperature: tuple[float, float] | None = None  # least and most; None: not known
     top_logprobs: int | None = None  # at most
     choices: int | None = None  # most of `n`
@@ -107,10 +107,10 @@ class Facts:
     reasoning: Reasoning = Reasoning.ANY
     reasoning_member: str = "reasoning_content"
     thinking_parts: bool = True  # content parts of the type `thinking`, as reasoning of earlier turns
-    call_state: str = ""  # path in a tool call of the state that is wanted back with it
-    call_state_placeholder: str = ""  # value there that is accepted where the state is not known
+    call_state: str = ""  # path, in a tool call, of the state to return
+    call_state_placeholder: str = ""  # accepted value if the state is unknown
     detail_placeholder: Mapping[str, str] = field(default_factory=dict)  # the same, in `reasoning_details`
-    bound_to: str = ""  # what a block of thinking is bound to: "", prefix, prefix+account
+    bound_to: str = ""  # scope of a thinking block: "", prefix, prefix+account
     stops: int | None = None  # most sequences of `stop`; 0: refused
     stop_bytes: int | None = None  # of a sequence
     cache_controls: int | None = None  # most breakpoints of a request
@@ -126,7 +126,7 @@ class Facts:
     context: int | None = None  # tokens
     output: int | None = None  # tokens
     shutdown: str = ""  # YYYY-MM-DD, or "gone"
-    routed_to: str = ""  # the model that answers from then on
+    routed_to: str = ""  # the model that answers after the shutdown
     ttft: Mapping[str, float] | None = None  # prior, s, by class of effort; `""`: of all others
     size: float | None = None  # order among the models of an API: larger is larger
 

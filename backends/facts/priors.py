@@ -1,15 +1,15 @@
 """Prior of an API's first token: seconds for a short prompt, by class of effort, until the API has answered.
 
-The prior decides which tiers a fresh gateway tries, and when it leaves a silent API. Figures are the section `priors`
-and the column `ttft` of models.yaml. Where a model's row has no figure, its default effort decides: a model that
-reasons without being asked, and shows none of it, has its first token after all of the reasoning. A model whose name
-tells nothing counts as a small one: an API that is not asked teaches nothing.
+The prior decides which tiers a new gateway tries, and when a silent API is abandoned. Figures are the section `priors`
+and the column `ttft` of models.yaml. If a model's row has no figure, the default effort decides: a model with hidden
+reasoning by default sends the first token after all reasoning. A model of an unknown name counts as small, to be tried
+and measured.
 
 Sources of the figures, medians of short prompts:
 - hourly probes through OpenRouter (jonathanwrede.de, TTFT varies 13x across LLM providers, 2026);
 - five APIs, nine calls each (kunalganglani.com, LLM API latency benchmarks 2026);
 - a table without its method (aiyd.com, AI model speed benchmark, 2026).
-They differ by up to four times for one model: a figure is about the middle of what was published. Guesses are marked.
+Published figures for a model differ by up to four times: a figure here is about their middle. Guesses are marked.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from backends.facts.fact_rows import PriorRules, prior_rules
 from backends.facts.lookup import facts_of, model_row, plain
 from backends.facts.model_facts import Facts
 
-_UNNAMED = "medium"  # effort of a model that reasons unasked, and whose row does not tell how much
+_UNNAMED = "medium"  # assumed default effort of a reasoning model
 
 
 @lru_cache(maxsize=4096)

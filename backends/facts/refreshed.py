@@ -1,7 +1,7 @@
 """Refreshed files of facts: newer rows than the release has, in a directory, in place of the shipped files.
 
-A file holds if each of its rows is valid for this release, and if it was read (`read:`) on a later day than the shipped
-one. A file that is broken, or older, is left: the shipped one holds, and a line of the log tells so.
+A file is used if each of its rows is valid for this release, and if its date (`read:`) is later than the shipped
+file's. A broken or older file is ignored with a log line, and the shipped file is used.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ log = logging.getLogger("firsttoken")
 
 
 class BadFacts(ValueError):
-    """A file of facts that cannot hold."""
+    """An invalid file of facts."""
 
 
 def use(directory: str | Path | None) -> None:
@@ -58,7 +58,7 @@ def use(directory: str | Path | None) -> None:
 
 
 def checked(text: bytes) -> tuple[str, Document]:
-    """Name of the file that the text is a newer state of, and its contents. Raises BadFacts."""
+    """Validate a fact file. Returns the name of the shipped file to replace, and the contents. Raises BadFacts."""
     if len(text) > LARGEST:
         raise BadFacts(f"longer than {LARGEST >> 20} MB")
     try:
@@ -84,7 +84,7 @@ def all_in_use() -> Mapping[str, Document]:
 
 
 def rows(document: Document) -> Iterator[tuple[str, Any]]:
-    """Rows as written, by a name that tells them apart."""
+    """Rows as written, each with a unique name."""
     for family, written in document.get("families", {}).items():
         for row in written:
             yield f"{family} {row['match']}" + (f" since {row['since']}" if "since" in row else ""), row

@@ -1,8 +1,8 @@
-"""Custom tools of a chat, as functions of one text: for servers that know no other tools.
+"""Converts custom tools of a chat to functions, for servers without custom tools.
 
-A custom tool takes any text, by a grammar where it has one. As a function it has one argument, `input`; the grammar is
-told in its description, for nothing holds the model to it. Calls of the answer are custom again, their input the raw
-text, in whole answers and on arrival in streams; calls of the history go the same way.
+A custom tool takes free text, optionally limited by a grammar. The function has one string argument, `input`; its
+description states the grammar, which is not enforced. Calls in answers are converted back to custom calls with raw text
+as input, also while streaming; calls in the history become function calls.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def has_custom_calls(body: Mapping[str, Any]) -> bool:
 
 
 def as_functions(body: Mapping[str, Any]) -> Translation | None:
-    """Translation of a chat whose tools or calls are custom; None: it has none."""
+    """Translation of a chat with custom tools or calls; None: the chat has neither."""
     names = custom_names(body)
     if not names and not has_custom_calls(body):
         return None
@@ -186,7 +186,7 @@ class CustomCallEvents(EventTranslator):
         return {**found, "custom": {**named, "input": self._inputs[key].feed(delta.text)}}
 
     def _rest(self, choice: Any) -> bytes:
-        """Inputs that were held to the end, as they are no text of an `input`."""
+        """Write arguments held to the end because they are not of the form `{"input": "..."}`."""
         rest = {number: text.close() for (of, number), text in self._inputs.items() if of == choice}
         calls = [{"index": number, "custom": {"input": text}} for number, text in rest.items() if text]
         if not calls:

@@ -1,11 +1,11 @@
-"""Makes a body that is in the server's dialect fit what facts say of the model there.
+"""Fits a body in the server's dialect to the facts of the model there.
 
-- A plan holds the rules that the facts ask for, and the members of a body that these rules are about: a body without
-  such members is left as it is.
-- What is left out is told. What is meant (tools, schemas, images, a forced call) is never left out: it is refused by
-  name, and another server is asked.
-- A body of the caller's own dialect is mended where the gateway has chosen among several servers, or where nothing that
-  was meant is lost: state of other models, forms of the same thing. The rest is the server's to judge.
+- A plan holds the rules required by the facts, and the body members that the rules read: a body without these members
+  stays unchanged.
+- Members left out are reported to the caller. Content that determines the answer (tools, schemas, images, a forced
+  call) is never left out: the body is refused by name, and another server is tried.
+- A body in the caller's own dialect is changed if the gateway has chosen among several servers, or if no content is
+  lost (state of other models, equivalent forms). The server decides on all else.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from backends.translation.omissions import Omissions
 from backends.translation.translation import Translation
 
 _CHAT, _MESSAGES, _RESPONSES = Operation.CHAT, Operation.MESSAGES, Operation.RESPONSES
-FITTED = frozenset({_CHAT, _MESSAGES, _RESPONSES})  # operations whose bodies are made to fit
+FITTED = frozenset({_CHAT, _MESSAGES, _RESPONSES})  # operations with fitted bodies
 _NOTHING_KNOWN = Facts()
 
 Wanted = Callable[[Target], bool]
@@ -51,19 +51,19 @@ Wanted = Callable[[Target], bool]
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A rule; the members of a body that it is about; the facts for which it is wanted. `is_mending`: nothing that was
-    meant is lost by it, so that it holds for every author."""
+    """A fitting rule, the body members it reads, and a predicate on the facts that enables the rule. `is_mending`: the
+    rule loses no content, so it applies to every author's bodies."""
 
     rule: Rule
     members: frozenset[str]
     wanted: Wanted
     operations: frozenset[Operation] = FITTED
     is_mending: bool = False
-    of_gateway: bool = False  # for bodies that a translation has written, alone
+    of_gateway: bool = False  # only for bodies written by a translation
 
 
 def _differs(*names: str) -> Wanted:
-    """Some of the facts are not those of a server that takes everything."""
+    """Predicate: at least one named fact differs from the facts of an unknown model."""
 
     def wanted(target: Target) -> bool:
         return any(getattr(target.facts, name) != getattr(_NOTHING_KNOWN, name) for name in names)
@@ -143,7 +143,7 @@ _ROWS = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """The rules for bodies of an author at a target. `members`: of a body, that any of them is about."""
+    """Rules for bodies of an author at a target. `members`: body members that any rule reads."""
 
     target: Target
     rules: tuple[Rule, ...]
@@ -155,7 +155,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """A body that fits. `answer`: rewrites the answer to it, where the caller's names had to be changed."""
+    """A fitted body. `answer`: restores the caller's tool names in the answer, if any were substituted."""
 
     body: Mapping[str, Any]
     answer: Translation | None = None
@@ -181,8 +181,8 @@ def _holds_for(row: _Row, author: Author) -> bool:
 
 
 def fit_for_translation(body: Json, operation: Operation, facts: Facts, told: Omissions) -> Json:
-    """A body without what the model refuses, and the dialect that it goes to may not express: a refusal of it by name
-    would keep the request from a server that answers it as well."""
+    """Remove members that the model refuses before a translation. The target dialect may lack such a member, and the
+    translation would then refuse a request that the server can answer."""
     return fit_stops(body, Target(operation, facts), told)
 
 

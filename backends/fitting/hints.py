@@ -1,6 +1,6 @@
-"""Members beside the prompt: limits of the output by the server's name, stops, labels in their lengths.
+"""Fits members besides the prompt: output limit by the server's name, stop sequences, lengths of labels.
 
-A name of a user that is too long is its hash, which tells users apart as well.
+A user name that is too long is replaced by a hash, which distinguishes users as well.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _fits(metadata: Mapping[str, Any], pairs: int, key: int, value: int) -> bool
 
 
 def without_persons(body: Json, target: Target, told: Omissions) -> Json:
-    """Of Messages that a translation has written: their `user_id` names no person, as the dialect asks."""
+    """Hash a `user_id` that names a person in a translated Messages body: the API asks for opaque ids."""
     user = value_at(body, ("metadata", "user_id"))
     if not isinstance(user, str) or _A_PERSON.fullmatch(user) is None:
         return body
@@ -87,7 +87,7 @@ def without_persons(body: Json, target: Target, told: Omissions) -> Json:
 
 
 def fit_breakpoints(body: Json, target: Target, told: Omissions) -> Json:
-    """The last marks for the cache, as many as the server takes: each covers all before it."""
+    """Keep the last cache breakpoints, up to the server's limit: each covers the whole prompt before."""
     most = target.facts.cache_controls
     places = (("tools",), ("system",), ("messages", "content"))
     marks = 0

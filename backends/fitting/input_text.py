@@ -1,4 +1,4 @@
-"""The raw text in the arguments of a function of one text: `{"input": "..."}`, also as it arrives in pieces."""
+"""Decodes the raw text in function arguments of the form `{"input": "..."}`, whole or streamed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def input_of(arguments: Any) -> str:
 
 
 def _begun(arguments: str) -> str:
-    """The text of arguments that were cut."""
+    """The text of truncated arguments."""
     begin = _BEGIN.match(arguments)
     if begin is None:
         return arguments
@@ -55,11 +55,11 @@ def _escape(found: re.Match[str]) -> str:
 
 
 class InputText:
-    """Decodes the text on arrival. `keep`: takes what is held, and bounds it."""
+    """Decodes streamed text on arrival. `keep`: receives held text and limits its size."""
 
     def __init__(self, keep: Callable[[str], None]) -> None:
         self._keep = keep
-        self._held = ""  # arguments that are not decoded yet
+        self._held = ""  # arguments not yet decoded
         self._in_text = self._ended = self._is_other = False
 
     def feed(self, text: str) -> str:
@@ -70,7 +70,7 @@ class InputText:
             self._keep(text)
             return ""
         whole = _WHOLE.match(self._held)
-        assert whole is not None  # it matches no characters too
+        assert whole is not None  # also matches the empty string
         self._held = self._held[whole.end() :]
         self._ended = self._held.startswith('"')
         return _unescaped(whole[0])

@@ -1,4 +1,4 @@
-"""Images and files of messages: a server that does not take them is not asked, for they are meant."""
+"""Images and files of messages. A server that does not accept a message's media is skipped: media are never dropped."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PARTS: Mapping[Operation, tuple[Path, ...]] = {
     Operation.MESSAGES: (("messages", "content"), ("messages", "content", "content")),
     Operation.RESPONSES: (("input", "content"), ("input", "output")),
 }
-_LESS_DETAIL = ("high", "auto")  # in the place of a detail that the server does not know
+_LESS_DETAIL = ("high", "auto")  # replacements for a detail unknown to the server
 
 
 def fit_media(body: Json, target: Target, told: Omissions) -> Json:

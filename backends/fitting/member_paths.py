@@ -31,7 +31,7 @@ def path_of(text: str) -> Path:
 
 
 def opened(value: Any) -> Any:
-    """A value without `Raw` at its top."""
+    """Decode a `Raw` value; return any other value as is."""
     return _decode(value) if isinstance(value, Raw) else value
 
 
@@ -42,7 +42,7 @@ def objects(value: Any) -> list[Mapping[str, Any]]:
 
 
 def altered(value: Any, path: Path, change: Callable[[Any], Any]) -> Any:
-    """`value` with each member at the path as `change` returns it, or without, where it returns ABSENT."""
+    """A copy of `value` with `change` applied to each member at the path. ABSENT removes the member."""
     if isinstance(value, Raw):
         if path and b'"%b"' % path[-1].encode() not in bytes(value):
             return value
@@ -91,7 +91,7 @@ def value_at(value: Any, path: Path) -> Any:
 
 
 def without(body: Json, *names: str) -> Json:
-    """The body without members at its top."""
+    """A copy of the body without the named top-level members."""
     return {name: value for name, value in body.items() if name not in names}
 
 

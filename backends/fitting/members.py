@@ -1,7 +1,7 @@
-"""Members that a server is known to refuse, or not to know: left out wherever they stand, and told.
+"""Leaves out members that a server is known to refuse or not to know, at any path, and notes the loss.
 
-- Without tools, a schema or a forced call an answer is another answer: a server that refuses these is not asked.
-- A member that no row and no dialect has may be newer than both: the server judges it.
+- Tools, a schema or a forced call change the answer: a server that refuses these is skipped.
+- A member unknown to all rows and dialects may be newer than the rows: the server decides.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ def _is_meant(body: Json, name: str) -> bool:
 
 
 def unknown_members(known: frozenset[str]) -> frozenset[str]:
-    """Members of a chat that a server without them refuses, and that can be left out or refused by name."""
+    """Members of a chat outside `known`: hints to be left out, and meaningful members to be refused by name."""
     return (HINTS | _MEANT_OF_CHAT) - known
 
 
 def fit_known_members(body: Json, target: Target, told: Omissions) -> Json:
-    """Of a chat, for a server that refuses what it does not know."""
+    """Fit the members of a chat to a server that rejects unknown members."""
     found = body
     for name in sorted(unknown_members(target.facts.members or frozenset()) & body.keys()):
         if name in HINTS:

@@ -1,7 +1,7 @@
-"""Names of tools and ids of calls in the letters and lengths that a server takes.
+"""Fits names of tools and ids of calls to the characters and lengths that a server accepts.
 
-One that does not fit keeps its beginning and gets a hash: it is the same in a call, its result, the choice and every
-turn, for all requests. Names are mapped back in the answer; an id in an answer is the server's own.
+A name or id that does not fit is truncated and gets a hash, so that it is the same in a call, its result, the tool
+choice and every turn, for all requests. Names are mapped back in the answer; an id in an answer is the server's own.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _IDS: Mapping[Operation, tuple[Path, ...]] = {
 
 @lru_cache(4096)
 def fitted(name: str, pattern: str) -> str:
-    """The name, or one in its place that the pattern takes; the name itself where none is found."""
+    """Return a name that matches the pattern; the name itself if it matches, or if no substitute does."""
     if re.fullmatch(pattern, name):
         return name
     return next((each for each in _candidates(name) if re.fullmatch(pattern, each)), name)
@@ -55,7 +55,7 @@ def fitted(name: str, pattern: str) -> str:
 def _candidates(name: str) -> Iterator[str]:
     digest = sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
     safe = _NOT_SAFE.sub("_", name)
-    for begin in ("", "t_"):  # some want a letter first
+    for begin in ("", "t_"):  # some servers require a leading letter
         for length in _LENGTHS:
             yield f"{begin}{safe}"[: length - _HASH - 1] + f"_{digest[:_HASH]}"
     for length in (32, 16, 9):
@@ -63,7 +63,7 @@ def _candidates(name: str) -> Iterator[str]:
 
 
 def names_in_the_way(body: Json, target: Target) -> dict[str, str]:
-    """Names of tools that the server does not take, by those in their place."""
+    """Original names of renamed tools, by the substitute names sent to the server."""
     pattern = target.facts.tool_name
     names = (each for path in _OF_TOOLS[target.operation] for each in values_at(body, path))
     renamed = {fitted(name, pattern): name for name in names if isinstance(name, str)}
@@ -86,6 +86,6 @@ def _all_fitted(body: Json, paths: tuple[Path, ...], pattern: str) -> Json:
 
 
 def _fitted(value: Any, pattern: str) -> Any:
-    """The very value where it fits: an object that is the same is not written anew."""
+    """The fitted value; the same object if unchanged, to avoid encoding the body again."""
     found = fitted(value, pattern) if isinstance(value, str) else value
     return value if found == value else found

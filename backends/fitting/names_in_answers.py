@@ -1,5 +1,5 @@
-"""The caller's names of tools in an answer whose request had other names. All other bytes of a stream stay as they
-are: an event of a text costs one search."""
+"""Restores the caller's tool names in answers to requests with substitute names. All other bytes of a stream stay
+unchanged: a text event costs one search."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _OF_EVENT: Mapping[Operation, tuple[Path, ...]] = {
 
 
 def names_back(operation: Operation, names: Mapping[str, str]) -> Translation:
-    """`names`: the caller's, by those that the server knows."""
+    """A translation that restores tool names. `names`: the caller's names, by the names sent to the server."""
     back = partial(_back, names=names)
     return Translation(
         operation, operation, _same, partial(_reply, operation, back), partial(NamedEvents, operation, names)

@@ -1,6 +1,6 @@
-"""Earlier turns: the members of a chat's that the server knows, and the reasoning that it wants back or refuses.
+"""Fits earlier turns of a chat: members known to the server, and reasoning that the server requires or refuses.
 
-Undecoded messages are decoded only where they may hold such a member.
+Undecoded messages are decoded only if they may contain such members.
 """
 
 from __future__ import annotations
@@ -147,8 +147,7 @@ def _is_foreign(item: Any, is_kept: bool) -> bool:
 
 
 def _with_call_state(turn: Json, target: Target) -> Json:
-    """Calls of another model, which have no state, with the value that the server takes in its place. One call of a
-    turn has state: the first."""
+    """Add the placeholder for missing state to calls by another model. Only the first call of a turn has state."""
     placeholder, path = target.facts.call_state_placeholder, path_of(target.facts.call_state)
     calls = turn.get("tool_calls")
     if calls and _has_placeholder(target.facts) and not placeholder:
@@ -207,7 +206,7 @@ def _known_calls(turn: Json, target: Target, told: Omissions) -> Json:
 
 
 def _has_extra(turn: Json) -> bool:
-    """Calls have state of a server that keeps it there."""
+    """True if a tool call carries provider state in `extra_content`."""
     return any("extra_content" in call for call in objects(turn.get("tool_calls")))
 
 

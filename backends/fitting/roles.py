@@ -1,10 +1,9 @@
-"""Roles of messages and their order, as templates and servers take them.
+"""Fits message roles and their order to chat templates and servers.
 
-- A role `developer` is `system` where the server does not know it.
-- Where a system message may stand at the beginning alone, those that begin a chat are one, and a later one is a text of
-  the user's next turn, or of the one before. Nothing stands between a call and its results.
-- An empty text says nothing and is left out where a server refuses it; so is white space at the end of the text that
-  the model is to continue.
+- The role `developer` becomes `system` if the server does not know `developer`.
+- If system messages are accepted only at the beginning, leading system messages are merged, and a later system message
+  becomes text of the next or previous user turn. No message is placed between a call and its results.
+- Empty texts are left out if the server refuses them, and so is trailing white space of a text to be continued.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ def role_of(message: Any) -> str:
 
 
 def fit_roles(body: Json, target: Target, told: Omissions) -> Json:
-    """Of a chat. One that a translation has written has the form that every server takes."""
+    """Fit the roles of chat messages. A translated chat gets roles that every server accepts."""
     messages, is_written = body.get("messages"), target.author is Author.GATEWAY
     if not isinstance(messages, list):
         return body
@@ -61,7 +60,7 @@ def _as_system(message: Any) -> Any:
 
 
 def _systems_first(messages: Sequence[Any]) -> list[Any]:
-    """One message of the system, at the beginning: templates that take several there are few."""
+    """Merge leading system messages: few templates accept several."""
     roles = [role_of(message) for message in messages]
     leading = next((place for place, role in enumerate(roles) if role not in _SYSTEM), len(roles))
     if leading <= 1 and not any(role in _SYSTEM for role in roles[leading:]):
@@ -114,10 +113,10 @@ def _parts(content: Any) -> list[Any]:
 
 
 def results_after_calls(body: Json, target: Target, told: Omissions) -> Json:
-    """Of a chat that a translation has written: each result stands directly after the turn with its call."""
+    """Move each tool result in a translated chat directly after the turn with its call."""
     messages: list[Json] = body["messages"]
     found: list[Json] = []
-    others: list[Json] = []  # that stand between a call and its results
+    others: list[Json] = []  # messages between a call and its results
     awaited: set[Any] = set()
     for message in messages:
         if message["role"] == "tool":

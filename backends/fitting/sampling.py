@@ -1,6 +1,6 @@
-"""Members that choose among tokens: left out where the model takes no value of theirs, and told.
+"""Leaves out sampling members that the model does not accept, and notes the loss.
 
-A value that is the default says nothing: it is left out untold.
+A default value is left out without a note.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""JSON schemas in the subset of a server: of tools, and of the answer.
+"""Fits JSON schemas of tools and answers to the subset that a server accepts.
 
-- An object is closed where the server wants that, and a schema's root is an object.
-- A keyword that the server refuses goes into the description, where the model reads it; so does a format.
-- What `strict` asks of a schema and would change its meaning (every property required) is not done: the schema then
-  goes without `strict`, and is told.
-- Alternatives at the root become one object: a property of any of them, required where all of them require it.
+- Objects get `additionalProperties: false` if the server requires it, and the root is an object.
+- Refused keywords and formats move into the description, which the model reads.
+- Requirements of `strict` that change a schema's meaning (every property required) are not applied: `strict` is
+  removed, and the loss noted.
+- Alternatives at the root are merged into one object; a property is required if all alternatives require it.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _fit_answer(body: Json, path: tuple[str, ...], target: Target, told: Omissio
 
 
 def _is_loose(schema: Any, rules: SchemaRules) -> bool:
-    """A schema that would mean something else by the rules: a property that may be absent, an object of any members."""
+    """True if the rules would change the schema's meaning: optional properties, or objects with arbitrary members."""
     if not isinstance(schema, Mapping):
         return isinstance(schema, list) and any(_is_loose(each, rules) for each in schema)
     properties = schema.get("properties")
@@ -124,7 +124,7 @@ def _fit_told(schema: Any, rules: SchemaRules, name: str, told: Omissions) -> An
 
 
 def fit_schema(schema: Any, rules: SchemaRules, lost: set[str]) -> Any:
-    """The schema within the rules; the same object where it is. `lost`: keywords that nothing enforces any more."""
+    """Fit a schema to the rules; the same object if unchanged. `lost`: receives keywords no longer enforced."""
     if not isinstance(schema, Mapping):
         return schema
     found = _fit(schema, rules, lost)
@@ -165,7 +165,7 @@ def _joined(schema: Json, union: str) -> Json:
 
 def _fit(schema: Mapping[str, Any], rules: SchemaRules, lost: set[str]) -> Json:
     found: Json = {}
-    words: Json = {}  # keywords that go into the description
+    words: Json = {}  # keywords for the description
     for name, value in schema.items():
         if _is_refused(name, value, rules):
             words[name] = value

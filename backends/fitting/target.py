@@ -16,8 +16,8 @@ class Author(Enum):
     """The writer of a body in the dialect of the server."""
 
     GATEWAY = "gateway"  # a translation's
-    CALLER = "caller"  # the caller's, of a route with several pools: no caller can know what each accepts
-    KNOWING = "knowing"  # the caller's, of a route with one: a refusal of what was meant is the caller's to read
+    CALLER = "caller"  # caller's body on a route with several pools: the caller cannot know every server
+    KNOWING = "knowing"  # caller's body on a route with one pool: refusals are relayed
 
 
 @dataclass(frozen=True, slots=True, eq=False)

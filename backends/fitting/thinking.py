@@ -1,10 +1,9 @@
-"""The effort of thinking, by the efforts and the forms of thinking that it has.
+"""Fits reasoning effort and thinking members to the efforts and forms that the model accepts.
 
-- An effort that the model lacks is the nearest that it has, the higher of two as near: no answer is worse than asked.
-- Thinking that cannot be switched off is the lowest effort.
-- A budget of thinking becomes an effort where the model thinks by efforts alone, and the reverse.
-- A forced tool call beside thinking, where the model refuses that: the call counts, and thinking is switched off. So it
-  is beside an answer in JSON, where the model has one or the other.
+- An unaccepted effort becomes the nearest accepted effort, on a tie the higher: no answer is worse than requested.
+- Thinking that cannot be switched off gets the lowest effort.
+- A thinking budget becomes an effort if the model accepts efforts only, and the reverse.
+- A forced tool call switches thinking off if the model refuses the combination; so does an answer in JSON.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ def efforts_of(target: Target) -> tuple[str, ...] | None:
 
 
 def nearest(effort: str, efforts: Sequence[str]) -> str | Absent:
-    """The effort nearest to one that is not among them; of two as near, the higher. Nothing but OFF is none of them."""
+    """The accepted effort nearest to an unaccepted effort; on a tie the higher. ABSENT: only OFF is accepted."""
     thinking = [each for each in efforts if each != OFF]
     known = [each for each in thinking if each in EFFORTS]
     if effort not in EFFORTS or not known:

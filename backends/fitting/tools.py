@@ -1,6 +1,6 @@
-"""Tools and the choice among them, in the forms that the server takes.
+"""Tools and `tool_choice`, in the forms that the server accepts.
 
-A forced call is meant: where no form forces it, the server is not asked. Members that lean on tools go with them.
+If no accepted form forces a forced call, the server is skipped. Members that need tools are removed with the tools.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from backends.translation.omissions import Omissions
 from backends.translation.request_members import refuse
 
 _LEANING = ("tool_choice", "parallel_tool_calls")
-_OWN = ("function", "custom", "tool")  # types of a choice that names one of the caller's tools
+_OWN = ("function", "custom", "tool")  # types of a choice that names a caller's tool
 _ALIKE = {"any": "required", "required": "any", "named": "tool", "tool": "named"}
 
 
@@ -100,7 +100,7 @@ def fit_parallel(body: Json, target: Target, told: Omissions) -> Json:
 
 
 def fit_leaning(body: Json, target: Target, told: Omissions) -> Json:
-    """Members that lean on tools, of a body that a translation has written: with the tools that are there."""
+    """Remove members that need tools where a translated body lacks the tools."""
     if "tools" in body and not body["tools"]:
         body = without(body, "tools")
     if "tools" not in body:

@@ -1,13 +1,13 @@
-"""A refusal of a request (400, 422) as a lesson: which change of the body, or which operation, the server would take.
+"""Reads a refusal (400, 422) as a lesson: a change of the body, or another operation, that the server would accept.
 
-Pure: from the error's body and the body that was sent. The forms are rows of a table (`refusals.yaml`).
+Pure: computed from the error body and the request body. Known forms are rows of a table (`refusals.yaml`).
 
 Rules:
 - The error's own parts are read in order: `param`, places, violations, the message, then an error inside the error. The
   first row that fits a part, and whose member was sent, counts.
-- A lesson takes nothing of what a request means (`refused_members.has_meaning`): where the server refuses just that,
-  it lacks something, which another server may have.
-- `in_doubt`: a value that no server is known to take: of a caller's own body his own fault.
+- A lesson removes no content that determines the answer (`refused_members.has_meaning`): a server that refuses such
+  content lacks a feature, which another server may have.
+- `in_doubt`: no server is known to accept the value: in a caller's own body, the caller's fault.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _BARE = re.compile(r"[\w.-]{1,60}")
 _SENTENCE = re.compile(r"\.(?:\s|\Z)")
 _MOST_PARTS = 8  # of an error
 _MOST_VALUES = 20
-_MOST_MEMBERS = 8  # that one refusal names
+_MOST_MEMBERS = 8  # named by a refusal
 _WORDS = ("and", "or", "are", "is", "not", "values", "the")
 _LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")  # renamed, never left out
-_CHAT_LIMITS = _LIMITS[:2]  # a server without the one knows the other
+_CHAT_LIMITS = _LIMITS[:2]  # a server that lacks either accepts the other
 _MESSAGES = ("messages", "input")
 
 
@@ -44,8 +44,8 @@ class RefusalVerdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """`operation`: path of another operation of the same server, for bodies that meet `beside`. `once`: of one request
-    alone."""
+    """Changes learned from a refusal. `operation`: path of another operation of the same server, for bodies that meet
+    `beside`. `once`: for one request only."""
 
     changes: tuple[BodyChange, ...] = ()
     operation: str = ""
@@ -71,7 +71,7 @@ UNREAD = Reading(RefusalVerdict.UNREAD)
 
 
 def read_refusal(body: bytes, sent: Mapping[str, Any]) -> Reading:
-    """`sent`: the body that was refused, of which nested values may be `Raw`."""
+    """Classify an error reply. `sent`: the refused body; nested values may be `Raw`."""
     for part in error_parts(body)[:_MOST_PARTS]:
         for row in table().rows:
             if (matches := row.matches(part)) and (found := _read(row, part, matches, sent)) is not None:
@@ -83,7 +83,7 @@ _Matches = Sequence[re.Match[str] | None]
 
 
 def _read(row: KnownRefusal, part: ErrorPart, matches: _Matches, sent: Mapping[str, Any]) -> Reading | None:
-    """None: the row fits, and nothing that it names was sent."""
+    """Read an error by a matching row. None: the request has no member that the row names."""
     match row.course:
         case Course.UNREAD:
             return UNREAD
@@ -117,7 +117,7 @@ def _group(match: re.Match[str] | None, name: str) -> str:
 
 
 def _named(part: ErrorPart, match: re.Match[str] | None, sent: Mapping[str, Any]) -> str:
-    """Path of the refused member: of the error's own, else of the words."""
+    """Path of the refused member, from the error's member field or else its message."""
     names = [part.member, _group(match, "m")]
     if at := _group(match, "at"):
         names.insert(0, f"{at}.{_group(match, 'm')}")
@@ -135,7 +135,7 @@ def _folded(sent: Mapping[str, Any]) -> Reading | None:
 
 
 def _role(sent: Mapping[str, Any]) -> Reading | None:
-    """The one role that servers do not know is `developer`, which all understand as `system`."""
+    """Replace the role `developer`, the only role unknown to some servers, by `system`."""
     path = next((f"{each}.role" for each in _MESSAGES if holds(sent, f"{each}.role")), "")
     if "developer" not in values_at(sent, path) if path else True:
         return None

@@ -1,11 +1,11 @@
-"""Members that a refusal names, found in the body that was sent, and what a request may lose of them.
+"""Finds members named by a refusal in the request body, and decides which members a request may lose.
 
 Rules:
 - A name counts only where the body holds a member of this name: messages of refusals quote the texts of callers.
 - Servers write a path with indices, with `body` before it, with the tags of unions between, in camel case; a name alone
   may be of any message. Nothing within the schema of a tool, or within arguments, is a member.
-- Meaning is not lost in silence: a tool, a text, a schema, a picture, a limit, a forced call. A member that is null, or
-  empty, has none.
+- Content that determines the answer is never dropped: tools, texts, schemas, images, limits, forced calls. A null or
+  empty member has no content.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _found(tokens: Sequence[str], sent: Mapping[str, Any]) -> str:
 
 
 def _walked(tokens: Sequence[str], holders: list[Any]) -> list[str]:
-    """Names of the path, without those that are no member but the tag of a union; empty: the last one is none."""
+    """Member names of an error path, without union tags; empty: the last token is not a member."""
     names: list[str] = []
     for place, token in enumerate(tokens):
         inner = [opened(each[token]) for each in holders if isinstance(each, Mapping) and token in each]

@@ -1,9 +1,9 @@
-"""Ends of answers: the closed list of the words by which servers say why an answer has ended, and their meaning.
+"""Finish reasons: the closed list of words by which servers report the end of an answer, and their meaning.
 
 Only a good end is a success. Rules:
-- Words are compared in lower case. A word that is not in the list is an unknown end: what a server adds tomorrow may be
-  a failure, as `insufficient_system_resource` and `abort` are. Callers of the server's own dialect read it themselves;
-  in another dialect it has no form, and no answer of it is called complete.
+- Words are compared in lower case. A word outside the list is an unknown end: a future word may report a failure, like
+  `insufficient_system_resource` and `abort`. Callers of the server's own dialect get the word unchanged. Other dialects
+  cannot express the word, and the answer is not called complete.
 - An answer without any word is not judged here.
 
 Sources: API references of the providers in `backends.catalog`; finish reasons of the engines there (November 2026).
@@ -60,7 +60,7 @@ def end_of(word: Any) -> End:
 
 
 def is_failed(word: Any) -> bool:
-    """True for an end that says that there is no answer."""
+    """True for a finish reason that reports a failed answer."""
     return end_of(word) is End.FAILED
 
 

@@ -190,7 +190,7 @@ class TokenForm:
         last, ended, rest = texts.pop().partition(suffix)  # a text has no line end, as every suffix
         size = len(data) - (len(rest) if ended else len(prefix) + len(last))
         texts += [last] if ended else []
-        # a space completes no escape: the texts are strings each, if they are one string together
+        # A space cannot complete an escape: if the joined texts are a valid string, so is each text.
         plain = all(texts) and _IS_STRING(b" ".join(texts)) and (data.isascii() or _is_utf8(data[:size]))
         return (texts, size) if plain else ([], 0)
 

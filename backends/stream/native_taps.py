@@ -116,8 +116,8 @@ def _signatures_of(blocks: Any) -> list[str]:
 
 
 def read_message_usage(usage: Usage, reported: Any) -> None:
-    """Take over a `usage` object. Anthropic's input tokens are those that no cache has read or written, and its counts
-    leave out what a compaction has read and written before the message (`iterations`), though it is billed."""
+    """Read a `usage` object. Anthropic's `input_tokens` exclude cached tokens, read or written, and its totals
+    exclude compactions (`iterations`), which are billed as well."""
     if not isinstance(reported, dict):
         return
     compactions = _iterations(reported, "compaction")
@@ -255,7 +255,7 @@ class ResponsesBodyTap(BodyTap):
 
 
 def facts_of(response: ResponseShape) -> ReplyFacts:
-    """The reason of a response's end is its status, or the reason for which it is incomplete."""
+    """Facts of a response. Finish reason: the status, or the reason of an incomplete response."""
     details = response.incomplete_details
     reason = (details.get("reason") if isinstance(details, dict) else None) or response.status
     return ReplyFacts(response.id, response.service_tier, {0: reason} if reason else {})

@@ -1,7 +1,7 @@
-"""Members that a request loses on its way to another dialect: which may be lost, and the note of those that were.
+"""Members dropped from a request in translation to another dialect: permission to drop, and notes of dropped members.
 
 A member is left out for one of two reasons: the route drops the member by name (`drop`), or the translation knows it as
-something without which the answer is the same or nearly so: a label, a tool that the backend cannot run (`leave_out`).
+unnecessary for the same answer or nearly the same: a label, a tool that the backend cannot run (`leave_out`).
 The caller is told by the header `x-firsttoken-left-out`, the operator by the Record and by
 `firsttoken_left_out_total`. Names in the header may be a caller's own words; labels of the metric never are.
 """
@@ -18,7 +18,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")  # in a header
 
 
 class Omissions:
-    """`dropped`: names and paths that the route drops. One object for each translation of a request."""
+    """Notes members lost in one translation of a request. `dropped`: names and paths that the route drops."""
 
     __slots__ = ("_dropped", "noted")
 
@@ -27,8 +27,8 @@ class Omissions:
         self.noted: dict[str, str] = {}  # label of the metric, by the name that the caller is told
 
     def drop(self, path: str) -> bool:
-        """Note a member, if the route drops it by its name or by its path without indices. False: the route keeps it.
-        `path`: may have a word of the caller, such as the type of a tool."""
+        """Note a member that the route drops by name or by path without indices. False: not dropped. `path`: may
+        contain caller text, such as the type of a tool."""
         bare = _INDEX.sub("", path)
         for name in (bare, bare.rpartition(".")[2]):
             if name in self._dropped:
@@ -37,7 +37,7 @@ class Omissions:
         return False
 
     def drop_known(self, path: str) -> bool:
-        """The same for a member that the other dialect has a form for, so that only the route may drop it."""
+        """Drop a member that the other dialect can express: `NoRefusals` keeps the member, a route may drop it."""
         return self.drop(path)
 
     def leave_out(self, path: str) -> None:
@@ -56,7 +56,7 @@ class _Everything(Container[str]):
 
 
 class NoRefusals(Omissions):
-    """Whatever the other dialect has no form for is dropped, and nothing else."""
+    """Permits every member that the other dialect cannot express to be dropped, and no other member."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""All translations, and the chain of translations from a caller's operation to one that a backend speaks."""
+"""All translations, and translation chains from a caller's operation to an operation of the backend."""
 
 from __future__ import annotations
 

@@ -33,8 +33,8 @@ class ReplyShapeError(RewritingError):
 
     `malformed`:
 
-    - True: it is no JSON, or has another shape than its dialect's, which is the backend's fault.
-    - False: it is valid in its dialect, but has no form in the caller's, which is no fault of the backend.
+    - True: the reply is not JSON, or violates its dialect: a fault of the backend.
+    - False: the reply is valid, but the caller's dialect cannot express the content: no fault of the backend.
     """
 
     def __init__(self, reason: str, *, malformed: bool = True) -> None:

@@ -19,7 +19,7 @@ SAME_MEMBERS = tuple(
 )
 ANY = object()  # a member is known whatever its value is
 LABEL = object()  # a member without effect on the answer, which the backend's dialect does not have
-HINT = object()  # a member that may have some, and that its absence does not say
+HINT = object()  # a member that may be left out, noted whatever its value: 0 is not absence
 _NEVER_DROPPED = frozenset({"model", "messages", "system", "tools", "max_tokens", "stream"})
 
 
@@ -33,7 +33,7 @@ def present(body: Mapping[str, Any], dropped: Omissions) -> Json:
 
 
 def refuse(param: str, dropped: Omissions, reason: str = "") -> None:
-    """Refuse a member without an equivalent, unless the route drops the member, by its name or by its path."""
+    """Refuse a member without an equivalent, unless the route drops the member by name or path."""
     if not dropped.drop(param):
         raise UntranslatableError(param, reason and f"'{param}' cannot be expressed: {reason}")
 
@@ -75,11 +75,11 @@ class Members:
         return self._left.pop(name, None)
 
     def take_all(self, names: tuple[str, ...]) -> dict[str, Any]:
-        """All members of `names` that are present."""
+        """Take all present members among `names`."""
         return {name: self._left.pop(name) for name in names if name in self._left}
 
     def rest(self) -> dict[str, Any]:
-        """All members that are left."""
+        """Take all remaining members."""
         left, self._left = self._left, {}
         return left
 
@@ -120,7 +120,7 @@ class Members:
     def content(
         self, readers: Mapping[str, PartReader], name: str = "content", of_reply: tuple[str, ...] = ()
     ) -> str | list[Json]:
-        """A text, or its parts by the reader of their type. `of_reply`: members of parts that are left out. Raises
+        """Text, or parts translated by the reader of each part's type. `of_reply`: part members to drop. Raises
         UntranslatableError."""
         if type(value := self.take(name)) is str:
             return value
@@ -137,7 +137,7 @@ class Members:
         return parts
 
     def default(self, name: str, *meaningless: Any) -> None:
-        """Accept a member with the value that its absence means; another value is refused."""
+        """Accept a member with its default value; refuse any other value."""
         value = self.take(name)
         if value is not None and not any(value == each and type(value) is type(each) for each in meaningless):
             self.refuse(name)

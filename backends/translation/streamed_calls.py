@@ -26,8 +26,8 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class CallDelta:
-    """Members of one call in a delta. `text`: of the arguments, or of the input of a custom tool. `state`: members that
-    the dialect does not have, of the call and of its function."""
+    """Members of one call in a delta. `text`: piece of the arguments or of a custom tool's input. `state`: members of
+    the call and its function outside the dialect."""
 
     index: int
     identity: str
@@ -72,7 +72,7 @@ def call_delta(delta: Mapping[str, Any], place: int) -> CallDelta:
 
 @dataclass(slots=True)
 class StreamedCall:
-    """A call, as far as it has arrived. `length`: characters of its arguments."""
+    """A tool call in progress. `length`: characters of arguments so far."""
 
     number: int
     identity: str = ""
@@ -106,7 +106,7 @@ class StreamedCall:
 
 
 class StreamedCalls:
-    """All calls of an answer, in the order of their first deltas. `kept`: bounds their state."""
+    """Tool calls of an answer, in order of first deltas. `kept`: limits the size of call state."""
 
     def __init__(self, kept: KeptTexts) -> None:
         self._kept = kept

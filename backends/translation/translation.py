@@ -74,7 +74,7 @@ class EventTranslator:
         self._kept = KeptTexts()
 
     def feed(self, data: bytes) -> bytes:
-        """Return the translated events that `data` completes."""
+        """Translate the events completed by `data`."""
         return b"".join(map(self.translate, self._decoder.feed(data)))
 
     def drop(self) -> bytes:
@@ -124,7 +124,7 @@ NO_CONTEXT = AnswerContext()
 
 class TranslateRequest(Protocol):
     def __call__(self, body: Mapping[str, Any], dropped: Omissions) -> Json:
-        """Body of the backend's request; notes in `dropped` what it leaves out. Raises UntranslatableError."""
+        """Translate a request body; members left out are noted in `dropped`. Raises UntranslatableError."""
         ...
 
 
@@ -136,7 +136,7 @@ class TranslateReply(Protocol):
 
 class TranslateStream(Protocol):
     def __call__(self, body: Mapping[str, Any], context: AnswerContext = NO_CONTEXT, /) -> EventTranslator:
-        """The translator of one event stream."""
+        """A translator for one event stream."""
         ...
 
 

@@ -116,7 +116,7 @@ def named_view(asked: str, found: RoutedName) -> dict[str, Any]:
 
 
 def believed_view(beliefs: Iterable[Belief], now: float) -> list[dict[str, Any]]:
-    """Beliefs that keep requests away from an endpoint, by reason; `callers`: whose requests, a number or "all"."""
+    """Beliefs that keep requests away from an endpoint, by reason. `callers`: number affected, or "all"."""
     return [
         {
             "what": each.what,
@@ -129,7 +129,7 @@ def believed_view(beliefs: Iterable[Belief], now: float) -> list[dict[str, Any]]
 
 
 def holds_view(held: Iterable[QueuedRequest], now: float) -> dict[str, list[dict[str, Any]]]:
-    """Requests in the gateway's queue by endpoint, and by the rule that holds them."""
+    """Queued requests by endpoint and hold rule."""
     since: dict[tuple[str, HoldRule], list[float]] = {}
     for queued in held:
         if (hold := queued.hold) is not None:
@@ -202,7 +202,7 @@ def endpoint_view(endpoint: EndpointStatistics, now: float) -> dict[str, Any]:
 def bounds_view(
     loads: Mapping[str, Load], rates: Mapping[str, EngineRates], pool_of: Callable[[str], str]
 ) -> dict[str, dict[str, Any]]:
-    """Limits and rates of each engine that reports its load, and the limit of its pool, by endpoint."""
+    """Bottleneck and rates of each engine with a load report, and the pool's bottleneck, by endpoint."""
     known = {name: (loads[name], rate.preemptions_per_s) for name, rate in rates.items() if name in loads}
     pools = defaultdict[str, list[tuple[Load, float | None]]](list)
     for name, engine in known.items():

@@ -71,7 +71,7 @@ class GatewayAdmin:
     queue: RequestQueue
     runtime: RuntimeHolder
     on_screen: Histogram  # TTFT reported by callers, by route
-    stored_keys: Callable[[], Sequence[Key]] = tuple  # as this process knows them
+    stored_keys: Callable[[], Sequence[Key]] = tuple  # by this process's state
     map_prefixes: Callable[[float], Sequence[Mapping[str, Any]]] = lambda now: ()  # the hottest, by endpoint
     pool_members: list[Callable[[str], Mapping[str, Any]]] = field(default_factory=list)  # of rows of GET /fleet
     reload: Callable[[], Awaitable[web.Response]] = no_source
@@ -147,7 +147,7 @@ class GatewayAdmin:
     async def learned(self) -> Mapping[str, Any]:
         now, fleet, found = monotonic(), self.decider.fleet, dict[str, Any]()
         for endpoint in fleet.snapshot(now).loads:
-            with suppress(ValueError):  # values out of their bounds
+            with suppress(ValueError):  # out of bounds
                 if (known := fleet.view.learned(endpoint, now)) is not None:
                     found[endpoint] = to_builtins(known)
         return found

@@ -1,5 +1,5 @@
-"""Bodies of a request for servers: in a dialect that they speak, with the state of turns that they wrote themselves,
-and within the facts of the model there (`backends.fitting`)."""
+"""Request bodies by pool: translated to a dialect of the servers, with the turn state that the servers wrote, and
+fitted to the model's facts (`backends.fitting`)."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _decode = msgspec.json.Decoder().decode
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """The servers of a pool, as one request finds them. `maker`: digest of the account and the model that write.
-    `reads_attribution`: they get a client's line at the head of the prompt (`gateway.tokenize.prefix_breakers`)."""
+    """Servers of a pool, for one request. `maker`: digest of the account and model. `reads_attribution`: keep the
+    client's line at the head of the prompt (`gateway.tokenize.prefix_breakers`)."""
 
     spoken: frozenset[Operation]
     facts: Facts
@@ -43,7 +43,7 @@ class Server:
 
 
 class _Bodies:
-    """The bodies on the way to a server's, each with the translation that it was given to."""
+    """A body and the translations applied on the way to the server's dialect."""
 
     def __init__(self, body: Body, told: Omissions) -> None:
         self.body, self.told = body, told
@@ -93,7 +93,7 @@ class FittedBodies:
         return plain is not None and _may_be_custom(operation, body, plain)
 
     def steps(self, request: InferenceRequest, server: Server) -> Steps | None:
-        """Translations into an operation that the servers speak, and that takes tools where the request has some."""
+        """Translations to an operation that the servers speak and, for a request with tools, that accepts tools."""
         operation = request.operation
         if Operation.RESPONSES in server.spoken and operation in (Operation.CHAT, Operation.MESSAGES):
             target = self._plan(operation, server.facts, Author.GATEWAY).target
@@ -140,7 +140,7 @@ class FittedBodies:
         return bodies.made(operation, server.maker)
 
     def _plan(self, operation: Operation, facts: Facts, author: Author) -> Plan:
-        """The plan for facts, which are one object as long as they stay the same."""
+        """The cached plan for facts. Unchanged facts are the same object."""
         key = id(facts), operation, author
         known = self.plans.get(key)
         if known is None or known.target.facts is not facts:
@@ -151,7 +151,7 @@ class FittedBodies:
 
 
 def members_to_fit(operation: Operation, believed: Sequence[Facts], author: Author) -> frozenset[str]:
-    """Members of a body for which servers that speak its dialect may need another one. `believed`: of each pool."""
+    """Members that may require a changed body even for servers of the same dialect. `believed`: facts of each pool."""
     if operation not in FITTED:
         return frozenset()
     found = frozenset[str]().union(*(plan(operation, facts, author).members for facts in believed))
@@ -165,7 +165,7 @@ def _with_own_state(given: Body, history: TurnHistory, told: Omissions) -> Body:
     try:
         own = history.opened(body, told)
     except SHAPE_ERRORS:
-        return given  # the server judges it
+        return given  # the server decides
     return given if own == body else own
 
 

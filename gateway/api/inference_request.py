@@ -222,7 +222,7 @@ class TranslatedBody:
 
 
 class ReadsAttribution(Protocol):
-    """Servers, by whether they read the line that a client writes at the head of its prompt."""
+    """Servers that may read a client's attribution line at the head of the prompt."""
 
     @property
     def reads_attribution(self) -> bool: ...
@@ -230,8 +230,8 @@ class ReadsAttribution(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class InferenceRequest(RequestView):
-    """A valid request. `body` is forwarded and must not be changed in place; elements of its arrays and members of its
-    objects may be `msgspec.Raw`: JSON as it was written, known to be strict."""
+    """A valid request. `body` is forwarded and must not be changed in place; nested values may be `msgspec.Raw`: JSON
+    as sent, known to be strict."""
 
     operation: Operation
     body: Mapping[str, Any]
@@ -247,12 +247,12 @@ class InferenceRequest(RequestView):
     is_conversation: bool = False  # `session` names a conversation; else a user, with several at a time
     verbatim: Mapping[str, Any] | None = None  # the body with prefix breakers, if any
     dialect_headers: Mapping[str, str] = field(default_factory=dict)  # the caller's, for backends of the same dialect
-    cache_groups: Mapping[str, str] = field(default_factory=dict)  # by pool, where it is not that of the key
+    cache_groups: Mapping[str, str] = field(default_factory=dict)  # by pool, where different from the key's group
     translated: Mapping[str, TranslatedBody] = field(default_factory=dict)  # by pool; else the body is sent as it is
-    has_turn_state: bool = False  # `body` has state of turns that is sealed for its makers
+    has_turn_state: bool = False  # `body` has sealed turn state
     sent_at: float | None = None  # Unix time, by the clock of the client or of a proxy in front
-    withheld: tuple[str, ...] = ()  # members of the caller's that no server gets (`backends.engine_members`)
-    changes: Mapping[str, tuple[BodyChange, ...]] = field(default_factory=dict)  # of what a pool is sent, by pool
+    withheld: tuple[str, ...] = ()  # caller's members sent to no server (`backends.engine_members`)
+    changes: Mapping[str, tuple[BodyChange, ...]] = field(default_factory=dict)  # changes of the body sent, by pool
 
     def sent_to(self, server: ReadsAttribution) -> Mapping[str, Any]:
         """The body for a server of the caller's own dialect."""
@@ -260,8 +260,8 @@ class InferenceRequest(RequestView):
 
 
 def with_model(raw: bytes, model: str) -> bytes:
-    """The body with the model that the path names (Azure: whatever model the body names). A body that is no JSON object
-    is left to the parser, and so is one of too many elements."""
+    """Set the model named in the path (Azure), whatever model the body names. A body with too many elements, or not a
+    JSON object, is returned unchanged for the parser to refuse."""
     if too_many_elements(raw):
         return raw
     try:
@@ -328,7 +328,7 @@ def parse(
 
 
 def _baggage(value: str) -> str:
-    """As it was sent (W3C Baggage), "" for one that no header may hold, or that is longer than servers must take."""
+    """The W3C Baggage header as sent; "" if not valid in a header, or longer than servers must accept."""
     sendable = len(value) <= MAX_BAGGAGE and value.isascii() and value.isprintable()
     return value if sendable else ""
 
@@ -347,7 +347,7 @@ def _too_many_elements() -> ApiError:
 
 
 _RARE = EFFORT_MEMBERS | ENGINE_ANY  # members that most bodies lack
-STRIPPED = ("strip_cch",)  # Claude Code's line was left out: `gateway.tokenize.prefix_breakers`
+STRIPPED = ("strip_cch",)  # removed attribution line: `gateway.tokenize.prefix_breakers`
 
 # Names of a conversation from clients: OpenAI's `prompt_cache_key` (Codex, OpenCode); headers of Codex (session-id,
 # before 0.120 session_id and conversation_id), Claude Code and OpenCode; the Responses API's `conversation`;

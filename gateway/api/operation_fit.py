@@ -1,10 +1,9 @@
-"""Finds the pools of a route that can serve an operation: natively, through a translation, or not at all; and notes the
-bodies for those that need another than the caller's.
+"""Finds the pools of a route that can serve an operation, natively or through a translation, and builds bodies for
+pools that need a changed body.
 
-A pool's servers may lack an operation that their kind usually serves (a chat model has no embeddings): the first
-request that is refused for it shows that to its caller, and a second caller's to all; the pool is not asked again for a
-minute. Where the pool has served the operation before, one refusal shows nothing about the next request: a caller may
-have provoked it.
+A pool's servers may lack an operation that their kind usually serves (a chat model has no embeddings). A refusal counts
+for its own caller, and for all callers once a second caller is refused; the pool is not asked again for a minute.
+After the pool has served the operation, a refusal counts for nothing: a caller may have provoked the refusal.
 """
 
 from __future__ import annotations
@@ -40,9 +39,8 @@ def nothing_known(pool: str) -> Facts:
 
 @dataclass(frozen=True, slots=True)
 class Servers:
-    """The servers of pools. `native`: operations that they speak; `facts`: of the request's model there; `makers`:
-    digests of the account and the model that write their turns. Each by pool. `attributed`: pools whose servers read a
-    client's line at the head of the prompt."""
+    """Servers by pool. `native`: operations spoken; `facts`: facts of the request's model; `makers`: digests of account
+    and model. `attributed`: pools whose servers read a client's line at the head of the prompt."""
 
     native: Mapping[str, frozenset[Operation]] = field(default_factory=dict)
     facts: Callable[[str], Facts] = nothing_known
@@ -50,7 +48,7 @@ class Servers:
     attributed: frozenset[str] = frozenset()
 
     def of(self, pool: str, spoken: frozenset[Operation], facts: Facts | None = None) -> Server:
-        """`facts`: others than those of the request's model."""
+        """Servers of a pool. `facts`: overrides the facts of the request's model."""
         known = self.facts(pool) if facts is None else facts
         return Server(spoken, known, self.makers.get(pool, ""), pool in self.attributed)
 
@@ -60,12 +58,12 @@ NO_SERVERS = Servers()
 
 @dataclass(slots=True)
 class OperationFit:
-    """Operations that servers lack or have answered, by pool. Size: at most pools times operations."""
+    """Operations by pool that servers lack or have answered. Size: at most pools times operations."""
 
-    # by pool: until when, by caller that has found it
+    # by pool and operation: expiry time, by the caller that found the lack
     lacking: dict[tuple[str, Operation], dict[str, float]] = field(default_factory=dict)
     served: set[tuple[str, Operation]] = field(default_factory=set)
-    recall: Recall | None = None  # of signatures in answers that have passed untouched; None: nothing is remembered
+    recall: Recall | None = None  # makers of signatures in answers relayed unchanged; None: disabled
     bodies: FittedBodies = field(default_factory=FittedBodies)
 
     def is_plain(self, request: InferenceRequest, members: frozenset[str] | None, written: bytes) -> bool:
@@ -125,7 +123,7 @@ class OperationFit:
         request.unfit, request.translated = unfit, made
 
     def found_lacking(self, pool: str, request: InferenceRequest, route: Route, servers: Servers) -> bool:
-        """Note that a pool lacks the operation. True: the request can be translated for it."""
+        """Note that a pool lacks the operation. True: the request can be translated for the pool."""
         if (pool, request.operation) not in self.served:
             self._note(self.lacking.setdefault((pool, request.operation), {}), request.caller)
         server = self._server(pool, servers, request.caller, without=request.operation)
@@ -137,8 +135,8 @@ class OperationFit:
     def made_for(
         self, server: Server, request: InferenceRequest, route: Route, refused: frozenset[str] | None = None
     ) -> TranslatedBody | None:
-        """The body for one kind of server; None: it is the caller's own, or none can be made. `refused`: members that
-        the server has refused; by any refusal, a caller who knows the server was wrong."""
+        """The body for one kind of server; None: the caller's own body, or no body is possible. `refused`: members
+        refused by the server. After a refusal, the body is fitted even for a caller who chose the server."""
         if (steps := self.bodies.steps(request, server)) is None:
             return None
         has_state = self.holds_state(request.operation, encode(request.body))

@@ -146,7 +146,7 @@ def _known(reply: Mapping[str, Any]) -> list[str]:
 
 
 def _named(reply: Mapping[str, Any]) -> list[str]:
-    """The route, where its name is not the one asked for."""
+    """A line with the route's name, if different from the requested model."""
     asked, route, via = (reply.get(key) for key in ("asked", "route", "via"))
     if asked == route or route is None:
         return []

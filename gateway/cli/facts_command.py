@@ -1,8 +1,8 @@
-"""`firsttoken facts`: what is believed of a model and whence, and newer rows in place of those of the release.
+"""`firsttoken facts`: shows the facts of a model with their sources, and updates the fact files of the release.
 
-`show` prints each fact that a row or a pool states, the price too, with its source, and names what nothing is known of.
-`update` reads a file of facts, checks its digest and every row, and writes it whole to `state.dir`; of a file that is
-bad, or not newer than the one in use, nothing is kept. Gateways read it when they start and when they reload.
+`show` prints each fact and price that a row or a pool states, with its source, and lists unknown facts. `update` reads
+a fact file, checks the digest and every row, and writes the file to `state.dir`; an invalid file, or a file not newer
+than the file in use, is refused whole. Gateways read fact files at start and on reload.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Row = tuple[str, str, str]
 
 
 def facts(args: argparse.Namespace) -> int:
-    """Raises ConfigError for every mistake of the operator."""
+    """Run `show` or `update` and print the result. Raises ConfigError for every mistake of the operator."""
     config = load(args.files, os.environ, CONFIG) if args.files else None
     if args.action == "show":
         print("\n".join(shown(args.model, args.pool, config)))
@@ -57,7 +57,7 @@ def facts(args: argparse.Namespace) -> int:
 
 
 def shown(model: str, pool: str | None, config: Config | None) -> list[str]:
-    """Lines of a table, and one of what is not known."""
+    """Table of known facts, and a line that lists unknown facts."""
     api, own = (_api_of(model), {}) if pool is None else _of_pool(pool, config)
     believed, whence = facts_of(api, model, own), origins(api, model, own)
     rows = [(name, _text(getattr(believed, name)), _whence(whence[name], own)) for name in _stated(whence, own)]
@@ -79,7 +79,7 @@ def _prices_of_pool(section: PoolSection) -> list[Row]:
 
 
 def _prices(api: str, model: str) -> list[Row]:
-    """One that has ended is left out."""
+    """Rows of the current and future prices; expired prices are left out."""
     listed, row = listed_prices(api, model), model_row(api, model)
     now = in_force(listed, today())
     valid = [price for price in listed if price is now or (price.since or date.min) > today()]
@@ -159,7 +159,7 @@ def _text(value: Any) -> str:
 
 
 def updated(source: str, digest: str | None, config: Config | None) -> list[str]:
-    """Lines that tell what changed."""
+    """Write a newer fact file to `state.dir`; return a line for each changed row. Raises ConfigError."""
     folder = _state_dir(config)
     text = _read(source, digest)
     try:

@@ -76,8 +76,8 @@ def _use_facts(document: Document) -> None:
 
 
 def _checked(document: Document, kind: type[Config]) -> tuple[Config | None, list[Problem]]:
-    """The configuration, if every section is valid, and the problems of values that are known. For a variable that is
-    not set there are several placeholders, so that its key hides no problem of another."""
+    """The configuration, if every section is valid, and problems of known values. Unset variables are tried with
+    several placeholders, so that an unset key hides no other problem."""
     for placeholder in PLACEHOLDERS:
         config, found = _validated(document, kind)
         known = [problem for problem in found if not document.is_unknown(problem.path)]
@@ -172,7 +172,7 @@ def change(before: Config, wanted: Config) -> Change:
 
 
 def _renewed(before: Config, wanted: Config) -> Iterator[KeyPath]:
-    """Pools whose certificates are other files under the same names, and pools whose price of the facts is another."""
+    """Pools with replaced certificate files of the same name, and pools with a changed price by the facts."""
     for name, pool in wanted.pools.items():
         known = before.pools.get(name)
         if known is None:

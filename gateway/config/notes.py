@@ -28,7 +28,7 @@ _UNITS = ((3600, "h"), (60, "m"), (1, "s"), (1e-3, "ms"), (1e-6, "us"))
 
 
 def notes(config: Config) -> list[str]:
-    """One line each."""
+    """Notes on a configuration, each a line."""
     of_pools = (_placeholders, _open_keys, _shared_servers, _shared_events)
     of_names = (unreachable_passthrough, models_hidden_from_passthrough)
     of_times = (_ttfts, _limits_of_first_tokens, _totals, _tpots)
@@ -75,7 +75,7 @@ def _open_keys(config: Config) -> Iterator[str]:
 
 
 def _shared_events(config: Config) -> Iterator[str]:
-    """Of servers, or ranks of a server, that publish at one address: each would be taken to hold what another holds."""
+    """Servers or ranks that share a KV event address: their cache contents would be mixed up."""
     by_url: dict[str, dict[tuple[str, int | None], str]] = defaultdict(dict)
     for id, address in config.kv_events().items():
         for key, url in (("kv_events", address.kv_events), ("kv_replay", address.kv_replay)):
@@ -115,7 +115,7 @@ def _shared_servers(config: Config) -> Iterator[str]:
 
 
 def _ttfts(config: Config) -> Iterator[str]:
-    """Budgets that no server of the route makes for a prompt of one token, at rest."""
+    """TTFT budgets that no idle server of the route meets, even for a prompt of one token."""
     for route in config.all_routes:
         least = min(_first_token_alone(config.pools[pool]) for pool in route.pools)
         if route.ttft is not None and route.ttft.budget < least:
@@ -140,7 +140,7 @@ def _limits_of_first_tokens(config: Config) -> Iterator[str]:
 
 
 def _first_token_alone(pool: PoolSection) -> float:
-    """Seconds of the fastest server: by its profile, or as assumed of an engine before its first request."""
+    """TTFT in seconds of the fastest idle server, by profile or by the default prior."""
     if profiles := _profiles(pool):
         return min(
             profile.overhead + profile.tpot_alone if isinstance(profile, EngineProfile) else profile.ttft

@@ -1,8 +1,8 @@
 """Keys that parts add to the configuration: to every route, to every pool, and sections of their own.
 
-A part names models whose fields are the keys (`RouteKeys`, `PoolKeys`, `Section`); each field has a default, and the
-string below it is its description in the JSON Schema. The schema, `check`, error messages and reloads treat these keys
-as the core's own.
+A part names models whose fields are the keys (`RouteKeys`, `PoolKeys`, `Section`); each field has a default, and a
+docstring used as description in the JSON Schema. The schema, `check`, error messages and reloads treat these keys as
+the core's own.
 """
 
 from __future__ import annotations

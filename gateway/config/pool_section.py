@@ -33,7 +33,7 @@ from policies import types as facts
 CALLER = "caller"  # in place of a key
 RANKS = ("vllm", "simulated")  # backends with data-parallel ranks behind one URL
 WITH_ADAPTERS = ("vllm", "sglang", "simulated")  # backends with LoRA adapters
-CONTINUING = ("vllm", "sglang", "simulated")  # backends that continue another server's answer
+CONTINUING = ("vllm", "sglang", "simulated")  # backends that can continue a broken answer
 KEYED = frozenset({"authorization", "api-key", "x-api-key"})  # headers with a key
 PRIORITY = ("vllm", "simulated")  # backends with priority scheduling, smallest number first
 # The encodings of gateway.tokenize.tokenizers, which is slow to import.
@@ -42,7 +42,7 @@ ENCODINGS = ("o200k_base", "cl100k_base", "o200k_harmony")
 
 _SECRET = token_bytes(16)
 _YES_NO = {"yes": True, "no": False}
-_VARIABLE_NAME = re.compile(r"(?:\$|os\.environ/|env\.|ENV:)[A-Z][A-Z0-9_]*")  # as other programs refer to one
+_VARIABLE_NAME = re.compile(r"(?:\$|os\.environ/|env\.|ENV:)[A-Z][A-Z0-9_]*")  # references in other programs' syntax
 
 
 class TlsSection(Section):
@@ -303,7 +303,7 @@ class PoolSection(Section):
         return (base,) if base else ()
 
     def addresses(self, name: str, found: Discovered | None) -> Mapping[str, EndpointAddress]:
-        """By endpoint id, stable across reloads. `found`: what discovery knows; None: it has not begun."""
+        """Addresses by endpoint id, stable across reloads. `found`: discovered addresses; None: not yet discovered."""
         if self.endpoints:
             known = [address for endpoint in self.endpoints for address in endpoint.addresses(found)]
         else:
@@ -338,25 +338,25 @@ class PoolSection(Section):
 
     @property
     def own_facts(self) -> Mapping[str, Any]:
-        """Facts that the configuration states."""
+        """Facts stated in the configuration."""
         return {**self.accepts, **({} if self.reasoning is None else {"reasoning": self.reasoning})}
 
     def is_repriced_on(self, day: date) -> bool:
         return self._listed_on(day) != self._listed
 
     def _listed_on(self, day: date) -> facts.Price | None:
-        """Price by the facts. None: none is known, or it is written, or callers pay, or callers choose the model."""
+        """Price by the facts. None: unknown, set in the configuration, paid by callers, or callers choose the model."""
         is_open = self.caller_keys or self.models or "price" in self.model_fields_set
         return None if is_open or not self.model else listed(self.urls, self.model, day)
 
     @property
     def price_in_force(self) -> facts.Price:
-        """As written, else by the facts, on the day when the configuration was read."""
+        """Configured price, else the price by the facts on the day when the configuration was read."""
         return self.price.value if self._listed is None else self._listed
 
     @property
     def lacks_price(self) -> bool:
-        """Its model costs something that is not known: at an API by its kind, or by its address."""
+        """True for a paid API, by the pool's kind or address, whose price is neither configured nor known."""
         if not self.model or self.caller_keys or self._listed is not None or "price" in self.model_fields_set:
             return False
         return self.kind.needs_key or any(maker_at(urlsplit(url).hostname or "") for url in self.urls)
@@ -366,7 +366,7 @@ class PoolSection(Section):
         return None if self.proxy is None else ProxyAddress.parse(self.proxy.get_secret_value())
 
     def to_pool(self, name: str, found: Discovered | None, of_apis: SilenceLimits, processes: int = 1) -> facts.Pool:
-        """The pool as a value of the policies. `processes`: that share its limits per minute."""
+        """Convert to the policies' Pool. `processes`: number that share the limits per minute."""
         own = SilenceLimits() if self.kind.local else of_apis
         return facts.Pool(
             name=name,

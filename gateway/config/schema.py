@@ -187,7 +187,7 @@ class _Fault:
 
     @property
     def siblings(self) -> list[str]:
-        """Keys known beside the one at `path`."""
+        """Known keys in the section of `path`."""
         return keys_at(schema(self.kind), self.path[:-1])
 
 
@@ -306,7 +306,7 @@ def _at(data: Any, path: Path) -> Any:
 
 # -- descriptions of settings ----------------------------------------------------------------------
 #
-# Descriptions of a model's fields: the strings that follow them in the source.
+# Descriptions of a model's fields, from the docstrings below the fields in the source.
 #
 # pydantic (`use_attribute_docstrings`) reads every model's source at each start; only the JSON Schema needs the texts.
 
@@ -315,7 +315,7 @@ _NO_SOURCE = (OSError, TypeError, SyntaxError)  # not installed, or replaced whi
 
 
 def descriptions(model: type[BaseModel]) -> dict[str, str]:
-    """Texts by the name of the field; a subclass overrides those of its bases. Empty without sources."""
+    """Descriptions by field name; a subclass overrides its bases. Empty without sources."""
     found: dict[str, str] = {}
     for base in reversed(model.__mro__):
         if issubclass(base, BaseModel) and base is not BaseModel:

@@ -1,10 +1,10 @@
 """The door for one request: hooks of parts, in the order of a request, and the plan of a route that holds them.
 
 Rules:
-- A plan is made once for a route and an operation under a Runtime, and holds the hooks that want it. A request pays for
-  these and for no other part: there is no flag on its path.
+- A plan is built once per route, operation and Runtime, and holds only the hooks of parts concerned: other parts add no
+  cost to a request.
 - Hooks of one kind run in the order of the parts. A hook raises ApiError to refuse the request.
-- A hook reads the Ask and sets in it what its own comment names, nothing else.
+- A hook reads the Ask, and sets only the fields named in the hook's comment.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from policies.types import Decision, PromptEstimate
 
 @dataclass(slots=True, eq=False)
 class Ask:
-    """A request on its way: each step sets what it has found, for all steps after it. `runtime` is kept to the end,
-    unless a reload finds the request without a place."""
+    """A request in progress: each step sets its results for later steps. `runtime` stays the same to the end, unless a
+    reload finds the request not yet placed."""
 
     http: HttpRequest
     operation: Operation
@@ -45,8 +45,8 @@ class Ask:
     named: RoutedName = field(init=False)  # its route
     plan: RoutePlan = field(init=False)  # of that route
     estimate: PromptEstimate = field(init=False)
-    rewrite: Callable[[str], RewrittenAnswer] | None = None  # of the answer, by the endpoint that it names state of
-    relay: Relay | None = None  # the caller's socket, where a part has put its own in place
+    rewrite: Callable[[str], RewrittenAnswer] | None = None  # of the answer, by the endpoint that holds its state
+    relay: Relay | None = None  # replacement for the caller's socket, set by a part
 
     @property
     def route(self) -> Route:
@@ -61,7 +61,7 @@ class Door:
     check: Callable[[Tenant], ApiError | None] | None = None
     # The key is known, or a fault will refuse the request.
     enter: Callable[[HttpRequest, Tenant, RequestTimeline], None] | None = None
-    # The same, of a request that is no inference.
+    # As `enter`, for requests other than inference.
     aside: Callable[[HttpRequest, Tenant, RequestTimeline], Awaitable[None]] | None = None
     # The body is parsed.
     parsed: Callable[[Ask], None] | None = None
@@ -69,12 +69,12 @@ class Door:
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """Of a part, for the requests of a plan. None: not wanted."""
+    """Hooks of a part for the requests of a plan. None: not wanted."""
 
     # The request is parsed and has its route. May change `request` and the body, and set `rewrite`.
     read: Callable[[Ask], Awaitable[None]] | None = None
-    # Bodies for pools of other dialects are made, once more after a reload. May set `unfit` and `cache_groups` of the
-    # request.
+    # Bodies for pools of other dialects are built, and rebuilt after a reload. May set `unfit` and `cache_groups` of
+    # the request.
     fit: Callable[[Ask], None] | None = None
     # The prompt is estimated. May set `estimate`.
     admit: Callable[[Ask], Awaitable[None]] | None = None
@@ -86,13 +86,13 @@ class Hooks:
     placed: Callable[[Ask], None] | None = None
     # The upstreams as a caller uses them.
     sends: Callable[[HttpRequest, Mapping[str, Upstream]], Mapping[str, Upstream]] | None = None
-    # Judges a whole answer, as the caller would read it: its shortcoming, for which that of another pool is preferred.
+    # Returns the shortcoming of a whole answer for which another pool is asked; empty: none.
     judge: Judge | None = None
-    # Keeps the answer of a request from its first token on, and has others write the rest where it breaks.
+    # Records an answer from the first token on, and continues a broken answer at another endpoint.
     recover: Recover | None = None
-    # A server refuses the request (400, 422). Finds another form, in which the server is asked again.
+    # A server refuses the request (400, 422). Finds another form of the body for a retry at the same server.
     mend: Mend | None = None
-    # The race for its answer is over, however it ended.
+    # The race of attempts is over, with any outcome.
     ended: Callable[[Ask, Race], None] | None = None
 
 
@@ -111,8 +111,8 @@ class DoorPlan:
 
 @dataclass(frozen=True, slots=True)
 class RoutePlan:
-    """A route as requests of one operation use it. `fitted`: members of a body for which a pool may need another one,
-    where callers do not name the model; None: there is a pool that needs one in any case."""
+    """A route for requests of one operation. `fitted`: members for which a pool may need a changed body, where callers
+    do not name the model; None: a pool always needs a changed body."""
 
     runtime: Runtime
     route: Route
@@ -133,7 +133,7 @@ class RoutePlan:
 
 @dataclass(frozen=True, slots=True)
 class SidePath:
-    """A path whose requests are no inference. `operation`: their label; `answer` may raise ApiError."""
+    """A path for requests other than inference. `operation`: label in Records; `answer` may raise ApiError."""
 
     methods: Sequence[str]
     operation: str
@@ -147,7 +147,7 @@ class SocketPath(Protocol):
         """The reason to refuse a handshake."""
 
     async def serve(self, http: HttpRequest) -> None:
-        """Serve a socket to its end. Raises ApiError before it is open."""
+        """Serve a WebSocket until closed. Raises ApiError before the handshake."""
 
 
 class Hooked:
@@ -190,7 +190,7 @@ class Plans:
         return known
 
     def made(self, runtime: Runtime, route: Route, operation: Operation) -> RoutePlan:
-        """A plan that is not kept: of a route that the Runtime may have in another form."""
+        """Build a plan without caching: the Runtime may have another form of the route."""
         bare = RoutePlan(runtime, route, operation, fitted_members(operation, route, runtime.servers()))
         return replace(bare, **_chains([part.on(bare) for part in self._parts]))
 

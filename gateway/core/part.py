@@ -1,10 +1,10 @@
-"""Part: a feature that hangs on the core; docs/adding-a-part.md shows a whole one.
+"""Part: a feature attached to the core; docs/adding-a-part.md shows a complete part.
 
 Rules:
 - The core imports no part and names none; parts never import each other.
 - A part is built once by its class, from the core and its configuration. A class whose section of the configuration is
   absent builds a part that does nothing, and imports nothing that only the section needs.
-- A part reads the core's values, and writes none but its own and the callbacks that the core leaves open for parts.
+- A part reads the core's values, and writes only its own values and the core's callbacks for parts.
 - Parts start in the order of the list, and close in reverse.
 """
 
@@ -26,10 +26,10 @@ RecordReader = Callable[[Record], None]
 
 
 class Part(Hooked):
-    """Every member has a default: a part overrides those that it needs.
+    """Base of the gateway's parts; every member has a default.
 
-    `collectors`: of its metrics, for /metrics. `readers`: of the complete Records of ended requests, in batches, after
-    the last byte of an answer; they never wait.
+    `collectors`: metrics of the part for /metrics. `readers`: called with complete Records of ended requests, in
+    batches, after the last byte of an answer; a reader never waits.
     """
 
     # Keys of the configuration that the part adds, each with a default: of every route, of every pool, and of a section
@@ -44,23 +44,23 @@ class Part(Hooked):
     readers: Sequence[RecordReader] = ()
 
     def __init__(self, core: object) -> None:
-        """`core`: a `gateway.wiring.Core`, of which a part keeps what it uses."""
+        """`core`: a `gateway.wiring.Core`."""
 
     async def start(self) -> None:
-        """Begin to work: the admin port is open, the data port is not yet."""
+        """Start work. The admin port is open, the data port not yet."""
 
     async def open(self) -> None:
         """Open its own port to callers: everything is loaded, and the data port is open. Raises OSError."""
 
     async def follow(self, config: Config) -> None:
-        """Look for what a configuration names, before it comes into force."""
+        """Discover the endpoints of a configuration before the configuration is applied."""
 
     def completed(self, config: Config) -> Config:
-        """The configuration with what was found. Called in a thread."""
+        """The configuration completed with discoveries of `follow`. Called in a thread."""
         return config
 
     def extended(self, runtime: Runtime) -> Runtime:
-        """A Runtime with what the part adds to it. Called in a thread, before the Runtime comes into force."""
+        """A Runtime with the part's additions. Called in a thread, before the Runtime is applied."""
         return runtime
 
     def reload(self) -> None:
@@ -71,10 +71,10 @@ class Part(Hooked):
         return {}
 
     def reopen(self) -> None:
-        """Open files again by their names: `logrotate` has renamed them."""
+        """Reopen files by name after `logrotate`."""
 
     def drain(self) -> None:
         """Take no new callers."""
 
     async def close(self) -> None:
-        """End all work: no request is in progress any more."""
+        """Stop all work. No request is in progress."""

@@ -14,7 +14,7 @@ from gateway.observe.timeline import RequestTimeline
 
 STAGE_TIMINGS = tuple(f"{name};dur=%.2f" for name in STAGE_NAMES)  # ms
 KNOWN_BEFORE = ("x-request-id", "request-id", "x-firsttoken-route", "x-firsttoken-ttft-budget-ms")
-ANTHROPIC = ("messages", "count_tokens")  # operations whose clients read the header `request-id`
+ANTHROPIC = ("messages", "count_tokens")  # operations whose clients read `request-id`
 
 
 def answer_head(
@@ -57,7 +57,7 @@ def response_headers(
 def gateway_headers(timeline: RequestTimeline, now: float, won: int = 0) -> list[str]:
     """Header lines about the request up to `now`. `won`: attempts besides the lost attempts of the Record."""
     record = timeline.record
-    pool = record.attempts[-1].pool if record.attempts and not won else record.endpoint.pool  # that wrote an error
+    pool = record.attempts[-1].pool if record.attempts and not won else record.endpoint.pool  # or of the error
     lines = [
         f"x-request-id: {record.request_id}",
         f"x-firsttoken-route: {record.route.name}",

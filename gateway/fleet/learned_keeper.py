@@ -1,14 +1,14 @@
-"""Keeps what was learned of engines over a restart: in a file, or in Redis.
+"""Persists learned engine state across restarts, in a file or in Redis.
 
 Rules:
-- Every process reads at its start, one writes: the only worker, or the leader. Every SAVE_INTERVAL if anything was
-  learned, and at the stop.
-- Nothing is written before a read was answered: a gateway that started without Redis does not replace what is there.
+- Every process reads at start. A single process writes (the only worker, or the leader): every SAVE_INTERVAL if
+  anything was learned, and at stop.
+- Nothing is written before a successful read: a gateway started without Redis does not overwrite stored state.
 - A file is replaced as a whole, by a rename. It is read only if regular and at most MAX_BYTES long.
-- What is read is decoded and checked in a thread, whole or not at all (`policies.latency.learned_state`). What is
-  broken, of another version, too old or from the future is ignored, with one line in the log.
-- What was learned belongs to a pool, a model and a URL: another server gets none of it. A rate limit belongs to a pool
-  and a URL. One that begins is saved at once, since it may be over at the next interval.
+- State is decoded and checked in a thread, and used whole or not at all (`policies.latency.learned_state`). State that
+  is broken, of another version, too old or from the future is ignored with a log line.
+- Learned state belongs to a pool, a model and a URL, a rate limit to a pool and a URL: no other server gets the state.
+  A new rate limit is saved at once, since the limit may be over at the next interval.
 - The loop collects a few endpoints at a time.
 """
 
@@ -160,7 +160,7 @@ def state_store(state: StateSection, redis: RedisClient | None) -> StateStore | 
 
 
 class LearnedKeeper(Collector):
-    """`writes`: of the workers, the one that saves. Between `start` and `close` the state is saved at intervals."""
+    """Saves state at intervals between `start` and `close`. `writes`: this worker is the writer."""
 
     def __init__(self, store: StateStore, fleet: Fleet, runtime: RuntimeHolder, writes: bool = True) -> None:
         self._store = store
@@ -217,7 +217,7 @@ class LearnedKeeper(Collector):
     # -- save -------------------------------------------------------------------------------
 
     async def save(self) -> bool:
-        """Replaces what is stored. False: the store does not take it, with a line in the log."""
+        """Replace the stored state. False: the store failed, with a log line."""
         try:
             state = await self._state()
             await self._store.write(await asyncio.to_thread(msgspec.json.encode, state))

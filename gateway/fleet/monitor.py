@@ -2,10 +2,10 @@
 
 Rules:
 - Each endpoint with a load or health page is polled. Attempts report to the fleet themselves, and so do cache events.
-- Of several workers a single one polls an endpoint and sends the results to the others. Each worker draws its own
-  conclusions, and polls by itself where it has heard no result for STALLED seconds.
-- What a page says, and what a page that fails says, is decided in `gateway.fleet.endpoint_poll`: a failed connection
-  may take an endpoint down, a page of the load that fails does not.
+- With several workers, a single worker polls an endpoint and sends the results to all workers. Each worker draws its
+  own conclusions, and polls by itself after STALLED seconds without a result.
+- `gateway.fleet.endpoint_poll` interprets pages and failed polls: a failed connection may take an endpoint down, a
+  failed load page does not.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class SharedPolls(Protocol):
 
 
 class Monitor:
-    """One per process."""
+    """Polls load and health pages, and reports to the fleet. One per process."""
 
     def __init__(
         self,
@@ -182,7 +182,7 @@ class Monitor:
         return monotonic() - poll.heard_at < STALLED
 
     async def poll(self, poll: EndpointPoll) -> None:
-        """Poll one endpoint once."""
+        """Poll an endpoint once."""
         result = await poll.ask()
         if self._shared is not None:
             self._shared.put_poll(poll.endpoint, result)
@@ -262,14 +262,14 @@ class Monitor:
 
 # -- log lines of limits ---------------------------------------------------------------------------
 #
-# Tells the operator when an endpoint's limit shuts it for callers, and when it is open again.
+# Logs when a limit closes an endpoint to callers, and when the endpoint reopens.
 #
 # Rules:
 # - A limit is a provider's, or the configuration's (`policies.rate_limit`): of all callers, or of those whose requests
 #   alone are the evidence.
-# - A line when a limit begins and a line when it is over, not one for each request. A limit that ends within SHORT
-#   seconds is ordinary pacing, and has none.
-# - A limit that comes back within QUIET seconds of the line before has a line only if it lasts for LONG seconds.
+# - A line when a limit begins and a line when the limit ends, none per request. A limit of less than SHORT seconds is
+#   ordinary pacing, and is not logged.
+# - A limit that returns within QUIET seconds of the previous line is logged only after LONG seconds.
 # - A limit that a peer process has met is in the log of that process.
 
 

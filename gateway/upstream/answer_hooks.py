@@ -1,7 +1,7 @@
-"""The hooks of an answer, for parts that judge a whole one, or have a broken one written to its end by others.
+"""Hooks of an answer, for parts that judge whole answers or continue broken answers at other endpoints.
 
-A hook `recover` of the plan makes one `Recovery` for each request. The rest of an answer comes from further attempts of
-the same race, and goes through the same chain of filters to the caller.
+A `recover` hook of the plan creates a `Recovery` for each request. The rest of a broken answer comes from further
+attempts of the same race, and passes the same filters to the caller.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class Rest(Protocol):
         ...
 
     def hear(self, data: bytes) -> bytes | Failure:
-        """Read what the attempt has sent first. Returns the events that are new to the caller."""
+        """Read the first bytes of the attempt. Returns the events that are new to the caller."""
         ...
 
     def link(self) -> Rewriter:
-        """The attempt goes on with the answer: the head of the chain for what it sends from here on."""
+        """Accept the attempt's continuation. Returns the first filter for its further bytes."""
         ...
 
     def asks_anew(self) -> bool:
@@ -46,7 +46,7 @@ class Rest(Protocol):
         ...
 
     def refuse(self) -> None:
-        """Note that no further attempt is allowed, so that no candidate is asked."""
+        """Note that no further attempt is allowed."""
         ...
 
     def prompt_tokens(self) -> int | None:
@@ -59,14 +59,14 @@ class Rest(Protocol):
 
 
 class Recovery(Protocol):
-    """Keeps the answer of one request, and finds candidates that may write the rest."""
+    """Records the answer of one request, and finds candidates to continue a broken answer."""
 
     def link(self) -> Rewriter:
         """The first filter of an answer that begins."""
         ...
 
     def patience(self, own: Attempt, tpot: float | None, others: Sequence[Candidate]) -> float:
-        """Seconds without a byte after which the stream is left for one of `others`; FOREVER: it is not."""
+        """Seconds without a byte after which the stream is abandoned for one of `others`; FOREVER: never."""
         ...
 
     def recover(self, wire: WireAttempt, failure: Failure, unwritten: bool, others: Sequence[Candidate]) -> Rest | None:
@@ -82,8 +82,8 @@ class Recovery(Protocol):
 Recover = Callable[[RoutedRequest], Recovery | None]  # None: no candidate could continue an answer to this request
 
 
-# Of a whole answer, as the caller reads it: its shortcoming, for which that of another pool is preferred; empty: it
-# has none. Never raises: a fault of the judge is none of the answer's.
+# Returns the shortcoming of a whole answer in the caller's dialect, for which another pool is asked; empty: none. Never
+# raises: an error of the judge must not fail the answer.
 Judge = Callable[[InferenceRequest, bytes], str]
 
 
@@ -91,8 +91,8 @@ class Remedy(Enum):
     """Course after a refusal of the request (400, 422), before anything of an answer was written."""
 
     NONE = "none"  # the request is refused on its merits
-    AGAIN = "again"  # the same endpoint is asked, in the form that `changes` and `translated` have for its pool
-    ELSEWHERE = "elsewhere"  # the fault is of the form, or the server lacks something: another pool is asked
+    AGAIN = "again"  # retry at the same endpoint, with the pool's `changes` and `translated`
+    ELSEWHERE = "elsewhere"  # the form is at fault, or the server lacks a feature: try another pool
 
 
 class Mend(Protocol):

@@ -1,4 +1,4 @@
-"""The wire side of one attempt: has the server's reply held until it is worth committing to, then hands it on.
+"""The wire side of one attempt: holds the server's reply until the commit, then relays the reply.
 
     CONNECTING --sent--> SENT --head--> HELD --join--> COMMITTED
          |                 |              |                |
@@ -8,10 +8,11 @@ Rules:
 - Before the commit the reply is held and judged (`backends.stream.held_reply`); the first visible output makes the
   attempt a candidate to win.
 - After the commit every read goes to the answer in the same call (`gateway.upstream.attempt_sinks`).
-- What a read or an end means for the request is returned as a value (WireEvent): the attempt knows of no request.
-- An attempt ends exactly once, and the fleet is told. An attempt that is over has no exchange.
-- A failure has a blame from here on: an unknown model is the fault of whoever has named it, and a caller is told
-  nothing of the configuration.
+- The meaning of a read or an end for the request is returned as a value (WireEvent): the attempt has no reference to
+  the request.
+- An attempt ends exactly once, and reports to the fleet. An attempt in OVER has no exchange.
+- Blame is assigned here: an unknown model is the fault of the caller or the configuration, whichever named the model.
+  Errors to callers reveal nothing of the configuration.
 """
 
 from __future__ import annotations
@@ -79,8 +80,8 @@ WireEvent = Milestone | Failure | BrokenOff | None  # a Failure: before the comm
 
 
 class WireAttempt:
-    """An attempt on the wire. `assembled`: the server is asked for a stream, and the caller gets one whole answer. A
-    whole answer that is rewritten is held to its end, whatever its length. `strict`: of the tap."""
+    """An attempt on the wire. `assembled`: the server streams, and the caller gets a whole answer. A rewritten whole
+    answer is buffered to the end, whatever the length. `strict`: of the tap."""
 
     held: HeldReply  # from the head of the reply on
 
@@ -118,9 +119,9 @@ class WireAttempt:
         self.consumption = NO_CONSUMPTION
         self.fleet = fleet
         self.connecting: asyncio.Task[None] | None = None  # of a request that waits for a connection
-        self.disbelieved = ""  # report of tokens that cannot be
+        self.disbelieved = ""  # implausible token report
         self.refusal = b""  # the body of an error reply, as far as it was read
-        self.unassembled = ""  # reason for which the answer was bought in vain: its stream could not be put together
+        self.unassembled = ""  # reason why the stream could not be assembled
         self.decompressor: Decompressor | None = None
         self._exchange: Exchange | None = None
         self._received = 0  # bytes of a reply that is over
@@ -298,7 +299,7 @@ class WireAttempt:
     # -- the end ------------------------------------------------------------------------
 
     def _is_beside_single_ones(self) -> bool:
-        """The engine counts the request, and each other one there, as one."""
+        """True if every request at the engine counts as a single engine request."""
         beside = self.fleet.view.attempts_at(self.attempt.candidate.endpoint.id)
         wires = (each for each in beside if isinstance(each, WireAttempt))
         return all(asks_for_one(each.request.body) for each in (self, *wires))

@@ -40,10 +40,10 @@ def record_lost(routed: RoutedRequest, wire: WireAttempt) -> None:
 
 
 def record_winner(routed: RoutedRequest, wire: WireAttempt, first_in: float, rest: Rest | None) -> None:
-    """Record the attempt whose answer the caller got; one that has written the rest, with the answer before."""
+    """Record the attempt whose answer the caller got. With `rest`, counts include the broken answer before."""
     assert wire.report is not None
     reported, output = wire.report, wire.report.output_tokens
-    if wire.tap.usage.compacted:  # of which the fleet learns nothing
+    if wire.tap.usage.compacted:  # compaction: not in `report`, which teaches the fleet
         usage = wire.tap.usage
         reported = replace(reported, prompt_tokens=usage.prompt, cached_tokens=usage.cached)
     tpot = wire.times.tpot(output) if wire.stream else None

@@ -1,6 +1,6 @@
-"""Shared state of all requests on their way to the servers: budgets, known operations, work spread over time.
+"""State shared by all requests in progress: retry budgets, known operations, work spread over time.
 
-An endpoint that fails its probes is reported here, and from here to the requests that wait for it.
+Endpoints that fail health probes are reported here, and on to the requests that wait for such an endpoint.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Dispatcher:
         return task
 
     def _on_found_dead(self, attempts: list[Hashable]) -> None:
-        """Attempts without a first token at an endpoint that does not answer its probes any more."""
+        """Fail attempts without a first token at an endpoint that no longer answers probes."""
         for attempt in attempts:
             if isinstance(attempt, WireAttempt):
                 self.losses.do(self._lose, attempt)

@@ -49,7 +49,7 @@ _ASLEEP = Health.ASLEEP  # a member is slow to look up in an enumeration
 
 
 class Race(Wire):
-    """The attempts of a request. `winner`: the attempt whose answer is relayed, once there is one."""
+    """Races the attempts of a request. `winner`: the attempt whose answer is relayed; None: not yet decided."""
 
     def __init__(
         self, dispatcher: Dispatcher, routed: RoutedRequest, relay: Relay, hooks: AnswerHooks = NO_ANSWER_HOOKS
@@ -66,9 +66,9 @@ class Race(Wire):
         self._recovery: Recovery | None = None
         for recover in hooks.recover:
             self._recovery = self._recovery or recover(routed)
-        self._rest: Rest | None = None  # of the answer, that attempts are asked for since it broke
-        self._continues: Rest | None = None  # the rest that the winner has written
-        self._outlier = ""  # endpoint that has refused the request, to be confirmed by another
+        self._rest: Rest | None = None  # rest of a broken answer, asked of further attempts
+        self._continues: Rest | None = None  # rest written by the winner
+        self._outlier = ""  # endpoint whose refusal awaits confirmation by another endpoint
         hedges, limits = dispatcher.hedges_of(routed.route), routed.limits
         limits.recovers = self._recovery is not None
         self._machine = AttemptMachine(routed.decision, limits, dispatcher.retries, hedges, self, now=monotonic())
@@ -112,7 +112,7 @@ class Race(Wire):
     # -- events besides those of attempts -------------------------------------------------------
 
     def endpoint_down(self, wire: WireAttempt) -> None:
-        """Of an attempt without a first token: the endpoint does not answer its probes any more."""
+        """Fail an attempt without a first token: its endpoint no longer answers probes."""
         self._machine.endpoint_down(wire.attempt.number, monotonic())
 
     def _look(self) -> None:
@@ -176,8 +176,8 @@ class Race(Wire):
             await wire.connect(sink, waited=monotonic() - began)
 
     def cancel(self, number: int, outcome: AttemptOutcome) -> None:
-        """The engine is told at once. An answer that was kept has ended before; one that the caller has read may have
-        its end still to come."""
+        """Cancel at the engine at once. A kept answer has ended already; an answer read by the caller may still await
+        the end of its HTTP response."""
         wire = self.attempts[number]
         if wire is not self.winner:
             wire.stop(outcome)
@@ -249,7 +249,7 @@ class Race(Wire):
         self.answer.begin(wire, self._first)
 
     def _note_stream_lost(self, wire: WireAttempt) -> None:
-        """A whole answer shows that it was the stream alone that the endpoint could not give."""
+        """Note that an endpoint cannot stream this request: the unstreamed answer succeeded."""
         known, request, endpoint = self.dispatcher.obstacles, self.routed.request, wire.attempt.candidate.endpoint.id
         if endpoint not in known.concerned(request, monotonic()):
             lost = next(each for each in self.attempts.values() if each.unassembled)
@@ -447,7 +447,7 @@ class Race(Wire):
         self._machine.limit_by(self.routed.limits)
 
     def _note_difference(self, wire: WireAttempt) -> None:
-        """The answer was used. A stream that lacks its last event may lack the usage for that reason alone."""
+        """Note how an assembled stream differs from a whole answer. Truncated streams are skipped: usage comes last."""
         whole = self.answer.whole
         if whole is not None and whole.assembler.difference and wire.tap.terminated:
             found, known, request = whole.assembler, self.dispatcher.obstacles, self.routed.request
@@ -455,7 +455,7 @@ class Race(Wire):
             known.note_odd(endpoint, request, found.difference, monotonic(), calls=found.of_calls)
 
     def _on_broken(self, wire: WireAttempt, broken: BrokenOff) -> None:
-        """Others write the rest, or the answer ends by an error."""
+        """Continue a broken answer at other candidates, or end it with an error."""
         if not self.relay.begun:
             return self._on_failed(wire, broken.failure)
         rest: Rest | None = None

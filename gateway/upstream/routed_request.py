@@ -1,4 +1,4 @@
-"""A request with its route and decision. Builds the request of each attempt, and its limits."""
+"""A request with route and decision. Builds the backend request of each attempt, and attempt limits."""
 
 from __future__ import annotations
 
@@ -219,5 +219,5 @@ class RoutedRequest:
 
 
 def header_safe(model: str) -> str:
-    """The model name that a caller has sent (passthrough); `-` if it could write header fields."""
+    """A caller's model name, safe for a header; `-` if the name could inject header fields."""
     return model if model.isascii() and model.isprintable() and len(model) <= 128 else "-"

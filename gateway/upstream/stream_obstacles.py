@@ -1,9 +1,9 @@
-"""Endpoints whose streams cannot be put together into the whole answer that a caller wants, or not exactly.
+"""Endpoints whose streams cannot be assembled into a whole answer, or not exactly.
 
 Rules:
-- An endpoint is asked for whole answers from the first such stream on: by the caller that has met with it, and by all
-  once a second caller has. What shows in tool calls alone concerns requests with tools.
-- KEPT seconds later it may be asked for a stream again: servers are upgraded.
+- After the first such stream, the endpoint gets the caller's requests unstreamed, and after a second caller's such
+  stream all requests. A fault in tool calls concerns only requests with tools.
+- Streams are tried again after KEPT seconds: servers are upgraded.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gateway.api.inference_request import InferenceRequest
 log = logging.getLogger("firsttoken")
 
 KEPT = 86_400.0  # s
-WITNESSES = 2  # callers, from which on it concerns all
+WITNESSES = 2  # callers, after whom all callers are concerned
 MOST = 1000  # endpoints, operations and kinds of request
 
 Kind = tuple[str, Operation, bool]  # endpoint, operation of the caller, with tools

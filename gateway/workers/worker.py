@@ -115,7 +115,7 @@ class WorkerSlot:
         self.child = fork(self.work)
 
     def read_report(self) -> bool:
-        """True for the report of the process that it serves."""
+        """Read a report from the child without blocking. True: the child has just reported that it serves."""
         if self.child is not None and not self.serving:
             with suppress(OSError):  # no report yet, or exited
                 self.serving = self.child.channel.recv(1) == SERVING
@@ -158,7 +158,7 @@ def follow_orders(channel: socket.socket, handlers: Mapping[Order, Callable[[], 
 async def serve_worker(
     config: Config, context: WorkerContext, starts: int, shared: SharedState, channel: socket.socket
 ) -> None:
-    """`starts`: number of this process among those of its slot."""
+    """Run a worker process. `starts`: number of processes started in the slot, this process included."""
     to_stderr(f"worker {context.number + 1}: ")
     beating = asyncio.create_task(shared.beats.beat_forever(context.number))
     refreshed.use(config.state.dir)  # since the fork of the supervisor there may be newer ones

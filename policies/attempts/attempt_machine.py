@@ -9,29 +9,30 @@ Rules:
 - Nothing has reached the client before the first token, so any earlier failure can be hidden. Every request ends in
   exactly one of a commit, giving up or a caller that has gone; after a break or a late failure, once more.
 - Candidates are tried in the order of the decision, each once (`policies.attempts.candidate_walk`).
-- A failure is followed as its blame says (`policies.blame`): by nobody, by the next candidate, by another pool. A
-  refusal by an endpoint whose siblings answer is doubtful: another endpoint is asked to confirm.
-- On a route with `retries` an endpoint is asked again as often as this says, BACKOFF seconds after a failure that shows
-  load, and without a permission: the operator has given it.
+- The blame of a failure (`policies.blame`) decides the next attempt: none, the next candidate, or another pool. A
+  refusal by an endpoint whose siblings answer is doubtful: another endpoint must confirm.
+- On a route with `retries` an endpoint is retried up to this number, BACKOFF seconds after a failure that shows load,
+  without charge to the retry budget: the operator has permitted the retries.
 - A retry in the same pool after a reply that shows load is charged to the retry budget. Another pool, another key of
   the server and a lost connection are not. Without a permission, the pool is avoided.
 - No attempt is opened at an engine that needs longer for the prompt itself, by a trained forecast, than its limit or
-  the time for the whole answer: it would cost the engine a prefill, and the caller the limit.
-- A candidate at its cap or rate limit is passed over. Where no other is left, it is waited for.
-- With no candidate left, the one that failed is tried once more if its connection was lost, or if it was overloaded and
-  its pool has no other: after the wait that it asked for, and only if that is over before the deadline. Not where it
-  would say the same again (`Blame.again`).
+  the time for the whole answer: a wasted prefill and a wait up to the limit.
+- A candidate at its cap or rate limit is skipped; if no other is left, the request waits.
+- With no candidate left, the failed endpoint is retried once after a lost connection, or after an overload if the pool
+  has no other endpoint: after the requested wait, and only if the wait ends before the deadline. Not if the same
+  failure would follow (`Blame.again`).
 - A silent attempt is raced or abandoned (`policies.attempts.pending_attempt`), in any case at `limit_at`.
-- A whole answer with a shortcoming is kept while another pool is asked, once. The caller gets it if no other comes.
-- An endpoint whose stream could not be put together is asked again, for a whole answer, at once and beside the others:
-  the fault is the gateway's, so the attempt comes off no budget, and no other endpoint would do better. One whose
-  stream has failed is asked so where no other endpoint is left.
-- An endpoint that has refused a form of the request, and not the request, is asked again in another form, likewise.
-- An attempt at an endpoint found dead is left for the next candidate, if there is one.
-- A committed stream is looked at when silent, and left or not (`policies.attempts.committed_stream`).
-- Where nothing of the answer was written, a failure is followed as before the commit; else others race to write the
-  rest, where there are any: endpoints without a failure in this request.
-- Events about attempts that have ended, and all events after the end, change nothing.
+- A whole answer with a shortcoming is kept while another pool is asked, once. The caller gets the kept answer if no
+  other arrives.
+- An endpoint whose stream could not be assembled is retried unstreamed at once, in addition to other attempts: the
+  fault is the gateway's, so no budget is charged, and no other endpoint would do better. After a failed stream, an
+  unstreamed retry follows if no other endpoint is left.
+- An endpoint that refused the form of a request, not its content, is likewise retried with another form.
+- An attempt at an endpoint found dead is abandoned for the next candidate, if any.
+- A silent committed stream is checked, and possibly abandoned (`policies.attempts.committed_stream`).
+- If nothing of the answer was written, a failure is handled as before the commit. Otherwise endpoints without a failure
+  in this request race to continue the answer.
+- Events about ended attempts, and all events after the end, have no effect.
 - The wire may report another event from within a call, so an event ends with that call: a commit, or giving up.
 """
 
@@ -102,7 +103,7 @@ class AttemptMachine:
         self._limits = limits
 
     def _set_timer(self) -> None:
-        """Of every event, at its end."""
+        """Set the timer to the next due time. Called at the end of every event."""
         wake_at = self._look_at if self._later is None else min(self._look_at, self._later[0])
         for pending in self.pending.values():
             wake_at = min(wake_at, pending.recheck_at)
@@ -165,8 +166,7 @@ class AttemptMachine:
         self._go_on(now, shortcoming)
 
     def client_gone(self) -> None:
-        """The caller has disconnected. After the last event of its answer it has a complete answer, whoever closes
-        first."""
+        """The caller has disconnected. COMPLETED if the last event was written, whichever side closes first."""
         if self.state is AttemptState.OVER:
             return
         if self.kept is not None:
@@ -288,7 +288,7 @@ class AttemptMachine:
     # -- after the commit -----------------------------------------------------------------------
 
     def others(self) -> Sequence[Candidate]:
-        """Candidates that might write the rest of the committed answer: those without a failure in this request."""
+        """Candidates that may continue the committed answer: no failure in this request so far."""
         assert self._committed is not None
         return self._walk.others(self._committed.candidate)
 

@@ -1,15 +1,15 @@
-"""The walk through the candidates of a decision, in their order, each once.
+"""Iterates over the candidates of a decision, in order, each once.
 
 Rules:
-- `max_attempts` bounds all attempts. Of three or more, the last goes to a pool that was not tried, if there is one.
-- Two endpoints that died after they had accepted the request may have died of it: it is offered to no third.
-- Candidates of avoided pools are passed over.
-- A tier that comes `after` something is passed over until this has happened to the request. Where the prompt is too
-  long, or the content refused, and a tier comes after just that, no other is asked.
-- With `retries` of the route each level (a tier and those beside it) has that many attempts after its first, in turns
-  of its endpoints, before the next level; the rule of the last attempt does not apply.
-- A candidate at its cap or rate limit is passed over, and stays worth an attempt where no other is left.
-- Once an answer has broken, the walk is through those that may write the rest of it.
+- `max_attempts` limits all attempts. The last of three or more goes to an untried pool, if there is one.
+- If two endpoints died after accepting the request, the request may be the cause: no third endpoint is tried.
+- Candidates of avoided pools are skipped.
+- A tier with `after` is skipped until the named failure has happened to the request. If the prompt is too long or the
+  content refused, and a tier is reserved for this failure, no other tier is tried.
+- With a route's `retries`, each level (a tier and tiers beside it) gets that many attempts after the first, alternating
+  between endpoints, before the next level; the rule of the last attempt does not apply.
+- A candidate at its cap or rate limit is skipped, and tried only if no other is left.
+- After a broken answer, only candidates that can continue the answer remain.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class CandidateWalk:
         return closed
 
     def skip_slow(self, now: float) -> bool:
-        """Pass over the first candidates, as decided, that are expected to exceed their limit. True: one is left."""
+        """Skip leading candidates whose forecast exceeds the limit, in decided order. True: a candidate is left."""
         while self._limits is not None and self._passed < len(self._candidates):
             if not (reason := exceeds_limit(self._limits, self._candidates[self._passed], now)):
                 break
@@ -88,12 +88,12 @@ class CandidateWalk:
         return self._passed < len(self._candidates)
 
     def _is_for_other(self, candidate: Candidate) -> bool:
-        """The candidate's tier comes after something else than what the request has met with."""
+        """True if the candidate's tier is reserved for a failure kind other than the request's."""
         after = () if self._after is None else self._after[candidate.tier]
         return self._cause not in after if after else self._cause != "failure"
 
     def turn_to(self, kind: str) -> bool:
-        """After a failure of this kind: True where a tier comes after just this, and no other is asked from here on."""
+        """After a failure: True if a later tier is reserved for this kind; the walk is then limited to such tiers."""
         after, left = self._after, range(self._passed, len(self._candidates))
         if after is None or kind not in OWN_TIERS or not any(kind in after[self._candidates[i].tier] for i in left):
             return False
@@ -102,8 +102,8 @@ class CandidateWalk:
 
     @property
     def may_race(self) -> bool:
-        """The next candidate may be asked for lateness alone, after `advance`: its tier comes after no failure, and its
-        endpoint was not asked before."""
+        """True if the next candidate may be hedged: its tier is not reserved for failures, and its endpoint was not
+        asked before. Call after `advance`."""
         if not self._levels:
             return True
         upcoming = self.upcoming
@@ -112,7 +112,7 @@ class CandidateWalk:
 
     @property
     def asks_again(self) -> bool:
-        """The next candidate is one that has failed before, after `advance`."""
+        """True if the next candidate has failed before. Call after `advance`."""
         return self.retries is not None and self.upcoming.endpoint.id in self.lost
 
     @property
@@ -120,7 +120,7 @@ class CandidateWalk:
         return self.opened < self._max_attempts and self.deaths < MAX_DEATHS
 
     def allow_another(self) -> None:
-        """One attempt that is not the request's doing does not count."""
+        """Permit an extra attempt, to replace an attempt that failed for no fault of the request."""
         self._max_attempts += 1
 
     @property

@@ -1,9 +1,9 @@
-"""Decides when a committed stream is left.
+"""Decides when a committed stream is abandoned.
 
 Rules:
-- A stream without a byte for `idle` is left, and so is a stream past the limit of time for the whole answer.
-- Where others may write the rest, it is left as soon as they say (`Wire.patience`).
-- A caller that does not read stops the reading from the server: that is no silence.
+- A stream is abandoned after `idle` without a byte, and at the time limit of the whole answer.
+- If another endpoint can continue the answer, a stream is abandoned after `Wire.patience`.
+- A caller that does not read pauses reading from the server: no silence is measured.
 - An answer that has ended on an open connection is complete.
 """
 

@@ -1,13 +1,12 @@
-"""Limits of the silence before a first token, and attempts that are not worth opening under them.
+"""First-token timeouts, and candidates skipped because their forecast exceeds the timeout.
 
 Rules:
-- A limit of the configuration is meant: a candidate whose forecast exceeds it is not asked.
-- An assumed limit is for servers that hang. One that is slow for a reason (a long prompt, a slow machine) has as long
-  as the route promises, and EXPLAINED times the p90 of its forecast: broken off sooner, its prefill would be thrown
-  away.
-- Nothing is refused on a guess: a forecast counts against a candidate once it is trained, and by the time that an
-  engine takes for the prompt itself. Work before it may end sooner. A silence, which another caller may have met with,
-  refuses nobody: until enough first tokens have come since, the engine is asked.
+- A configured limit is strict: a candidate whose forecast exceeds the limit is skipped.
+- A default limit detects hung servers. A server slow for a reason (a long prompt, a slow machine) gets the route's
+  budget and EXPLAINED times the p90 of its forecast: an earlier timeout would waste the prefill.
+- Guesses skip no candidate: only a trained forecast counts, and only by the engine's time for the prompt itself, as
+  queued work may end sooner. A timeout, perhaps another caller's, skips nobody: the engine is tried until enough first
+  tokens have arrived since.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ EXPLAINED = 3.0  # times the p90 of a forecast: a longer silence is not explaine
 
 
 def first_token_limit(limits: AttemptLimits, candidate: Candidate, kind: AttemptKind = AttemptKind.PRIMARY) -> float:
-    """Seconds that the candidate may take to its first token: as configured; else as long as is usual, as the route
-    promises, or as its forecast can explain. Of an answer that is not streamed, the whole is awaited. The rest of an
-    answer has the time of any other token."""
+    """First-token timeout of a candidate in seconds: the configured limit, or else the largest of the default, the
+    route's budget and the time explained by the forecast. An unstreamed answer is awaited whole. A continued answer has
+    the default limit."""
     endpoint, forecast, limit = candidate.endpoint, candidate.forecast, limits.first_token_limit
     if limits.unseen and endpoint.id in limits.unseen:
         return max(endpoint.first_token_limit or 0.0, limits.whole)

@@ -1,4 +1,4 @@
-"""An attempt before its commit: when its silence is looked at, and what a look finds.
+"""Checks a silent attempt before the commit: times of the checks, and the findings.
 
 Rules:
 - A silent stream is abandoned for the next candidate at the moment that gives the two the best chance of the deadline,
@@ -237,8 +237,8 @@ class SilenceLook:
         return self.limits.hedge and self.racers < MAX_RACING and not self.wire.is_saturated()
 
     def _at_unseen(self, pending: PendingAttempt) -> SilenceFinding:
-        """Leave an endpoint that has stopped in the middle of a whole answer, or that has answered later requests and
-        has had the time for this one since."""
+        """Abandon an endpoint that stalled in mid-answer, or that has answered later requests and then had enough time
+        for this request."""
         now, number, idle = self.now, pending.attempt.number, idle_of(self.limits, pending.attempt.candidate)
         heard_at = self.wire.progress(number).heard_at
         if heard_at >= pending.sent_at and now - heard_at >= idle:

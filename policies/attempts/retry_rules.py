@@ -1,7 +1,7 @@
-"""Rules about a failed attempt: which pools would fail alike, what a retry is charged to, how long it waits.
+"""Retry rules after a failed attempt: pools that would fail alike, the budget charged, the delay.
 
-The blame of the failure (`policies.blame`) says what follows; these rules add what the route allows and what the other
-candidates of the request are.
+The failure's blame (`policies.blame`) decides what follows; these rules add the route's limits and the request's other
+candidates.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def is_lost(blame: Blame) -> bool:
 def pools_alike(
     failure: Failed, candidate: Candidate, walk: CandidateWalk, limits: AttemptLimits, wire: Wire
 ) -> Collection[str] | None:
-    """Pools that would fail in the same way; None: every one."""
+    """Pools that would fail in the same way; None: all pools."""
     pool = candidate.endpoint.pool
     match failure.blame.elsewhere:
         case Elsewhere.NEXT:
@@ -52,8 +52,8 @@ def is_charged(failure: Failed, candidate: Candidate, walk: CandidateWalk) -> bo
 
 
 def wait_before_retry(failure: Failed, candidate: Candidate, walk: CandidateWalk) -> float | None:
-    """Seconds until the endpoint that has failed may be tried once more; None: it would say the same again, or another
-    endpoint of its pool is as good."""
+    """Seconds until the failed endpoint may be retried; None: the same failure would follow, or another endpoint of the
+    pool is as good."""
     if candidate.endpoint.pool in walk.avoided:
         return None
     if is_lost(failure.blame) or failure.translated:

@@ -1,4 +1,4 @@
-"""The wire under the attempt machine (`policies.attempts.attempt_machine`), and what passes between them."""
+"""Interface between the attempt machine (`policies.attempts.attempt_machine`) and the connections to servers."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from policies.types import FOREVER, NEVER, Attempt, AttemptOutcome, Candidate, F
 class Failed:
     """An attempt that has ended before anything of an answer was written.
 
-    `retry_after`: s, as the server asked. `accepted`: the server had taken the request. `translated`: the pool can be
-    asked in another dialect. `doubtful`: the endpoint refuses what its siblings answer. `anew`: an endpoint that
-    refuses to go on with an answer may be asked in another way; None: it was not asked to go on. `whole`: the
-    endpoint has answered by a stream that the gateway could not put together, and is asked for a whole answer.
-    `whole_at_last`: it may be the stream alone that has failed, and no other endpoint may be left. `mended`: the
-    endpoint has refused a form of the request, and can be asked in another.
+    `retry_after`: seconds requested by the server. `accepted`: the server had accepted the request. `translated`: the
+    pool can be tried in another dialect. `doubtful`: the endpoint refuses a request that siblings answer. `anew`: an
+    endpoint that refuses to continue an answer may be asked in another way; None: no continuation was asked. `whole`:
+    the stream could not be assembled, so the endpoint is asked for a whole answer. `whole_at_last`: as `whole`, but
+    only if no other endpoint is left. `mended`: the endpoint refused the form of the request, and another form exists.
     """
 
     number: int
@@ -45,8 +44,8 @@ class Progress:
 
 
 class Wire:
-    """Carries the attempts of one request: performs what the attempt machine decides, and answers its questions. The
-    answers here are those of nobody who knows anything. A call may lead to another event in the same call."""
+    """Performs decisions of the attempt machine for one request, and answers its queries. Default answers assume
+    nothing known. A call may re-enter the machine with an event."""
 
     closes = False  # an endpoint may have a cap or a rate limit
 
@@ -57,7 +56,7 @@ class Wire:
         raise NotImplementedError
 
     def cancel(self, number: int, outcome: AttemptOutcome) -> None:
-        """Stop an attempt. COMPLETED: one whose whole answer is there."""
+        """Stop an attempt. COMPLETED: its whole answer has arrived."""
         raise NotImplementedError
 
     def commit(self, number: int, *, was_kept: bool = False) -> None:
@@ -65,7 +64,7 @@ class Wire:
         raise NotImplementedError
 
     def keep(self, number: int, shortcoming: str) -> None:
-        """Hold this answer while another pool is asked, for its shortcoming."""
+        """Hold an answer with a shortcoming while another pool is asked."""
 
     def leave(self, number: int) -> None:
         """Stop reading the committed stream: it is silent, or complete on an open connection."""
@@ -83,7 +82,7 @@ class Wire:
     # -- asked, when a rule needs it ------------------------------------------------------------
 
     def is_closed(self, candidate: Candidate, now: float) -> bool:
-        """A request sent to the candidate now would exceed a cap or a rate limit."""
+        """True if a request sent now would exceed a cap or a rate limit."""
         return False
 
     def is_saturated(self) -> bool:
@@ -91,11 +90,11 @@ class Wire:
         return False
 
     def outlook(self, attempt: Attempt, sent_at: float, upcoming: Candidate, now: float) -> FirstTokenOutlook:
-        """The first token of a pending attempt, and of one sent to `upcoming` now, by what endpoints do now."""
+        """First-token forecasts of a pending attempt, and of an attempt sent to `upcoming` now, by present loads."""
         return FirstTokenOutlook(sent_at, attempt.candidate.forecast, NEVER, upcoming.forecast)
 
     def is_overtaken(self, number: int) -> bool:
-        """The endpoint of the attempt has answered requests that were sent to it later."""
+        """True if the endpoint has answered requests sent later than the attempt."""
         return False
 
     def progress(self, number: int) -> Progress:
@@ -106,7 +105,7 @@ class Wire:
         return FOREVER
 
     def without_larger_window(self, pool: str) -> frozenset[str]:
-        """Pools that have no room either for what exceeds the context window of `pool`."""
+        """Pools with no larger context window than `pool`, itself included."""
         return frozenset({pool})
 
 
@@ -120,12 +119,12 @@ class AttemptLimits:
     whole: float = FOREVER  # for such an answer
     hedge: bool = False
     first_token_limit: float = FOREVER
-    limit_is_meant: bool = False  # by the configuration: else a server that is slow for a reason has longer
+    limit_is_meant: bool = False  # configured: else a server slow for a reason has longer
     budget: float = 0.0  # s to the first token that the route promises; 0: none
     checks_forecasts: bool = False  # a forecast may exceed its limit
     limit_at: float = FOREVER  # end of the time for the whole answer
     idle: float = FOREVER  # without a byte, in mid-stream
-    recovers: bool = False  # others may write the rest of a broken stream
+    recovers: bool = False  # other endpoints may continue a broken stream
     longer_context: bool = True  # a prompt too long for one pool may go to another
     other_filter: bool = False  # a content refused by one pool may go to another
     longest_output: int | None = None  # tokens

@@ -1,12 +1,12 @@
-"""Blame for a failed attempt: whose fault it is, how sure that is, and what follows.
+"""Blame for a failed attempt: the party at fault, the certainty, and the consequences.
 
 Rules:
-- A blame is made once, from the kind of a failure (`backends.interface.FailureKind`, by value), and read by the attempt
-  machine (what follows for this request) and by the fleet (what follows for the endpoint, and for other callers).
-- Nothing that the requests of one caller bring back takes an endpoint away from other callers: evidence counts against
-  the endpoint for its own caller at once, and for all callers once a second caller, or a probe by the gateway with its
-  own credential and model, has met with the same (`Evidence.needs_witness`).
-- What does not depend on the request (a refused connection, an unanswered probe) needs no witness.
+- A blame is derived once from the kind of a failure (`backends.interface.FailureKind`, by value), and read by the
+  attempt machine (consequences for this request) and by the fleet (consequences for the endpoint and other callers).
+- A single caller's requests never take an endpoint away from other callers: evidence counts for its own caller at once,
+  and for all callers once a second caller, or a probe by the gateway with its own credential and model, meets the same
+  failure (`Evidence.needs_witness`).
+- Failures independent of the request (a refused connection, an unanswered probe) need no witness.
 - A fault of the gateway, or of the DNS, is no evidence against an endpoint.
 """
 
@@ -75,7 +75,7 @@ class Evidence(Enum):
 
     @property
     def is_failure(self) -> bool:
-        """An endpoint with some of it in a row is ejected. A busy one says itself until when to wait."""
+        """True if several in a row eject an endpoint. A busy endpoint states its own wait."""
         return self not in (Evidence.NONE, Evidence.ANSWERED, Evidence.BUSY)
 
 

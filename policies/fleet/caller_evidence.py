@@ -1,13 +1,13 @@
 """Evidence against an endpoint: of one caller's requests, or of several callers'.
 
 Rules:
-- A failure that a request may have provoked counts for its own caller at once, by a breaker of its own, which begins as
-  a copy of the endpoint's. Its thresholds and times are those of the endpoint's breaker.
-- It counts for all callers once a second caller has brought back the same kind of evidence within RECENT seconds, or
-  the gateway itself (caller "") has: a probe with its own credential and model needs no second witness.
-- An answer to any caller clears the list of witnesses, but no breaker of a caller: its requests may be the cause. It
-  lifts no limit of a provider.
-- At most MAX_CALLERS callers are remembered for each endpoint, the latest; what is over, or was not tried again for
+- A failure that a request may have provoked counts for its own caller at once, in a breaker per caller, a copy of the
+  endpoint's breaker with the same thresholds and times.
+- The failure counts for all callers once a second caller meets the same kind within RECENT seconds, or the gateway
+  itself does (caller ""): a probe with the gateway's own credential and model needs no second witness.
+- An answer to any caller clears the list of witnesses, but no caller's breaker, as the caller's requests may be the
+  cause, and no provider limit.
+- At most MAX_CALLERS callers are stored per endpoint, the latest. Evidence that has expired, or was not retried for
   FORGOTTEN seconds, is dropped.
 - Evidence of one caller is never published to peers.
 
@@ -15,13 +15,13 @@ Rules:
 SGLang's `--max-queued-requests`), learned from its refusals: no page of an engine tells the limit.
 
 Rules:
-- The limit is the number of requests that were there when the engine refused another one, of all processes of the
-  gateway. Where none of these was there, other clients have filled the engine, and nothing is learned.
-- Of one caller the latest refusal counts: of many requests sent at once, the last one refused was beside the fewest.
-- A limit that one caller's refusals show is kept for its own requests. For all callers counts the one that two callers
-  have shown, the higher of theirs: nobody takes an engine from others.
-- A limit is forgotten CAP_FORGOTTEN seconds after the latest refusal: another limit, or other clients that have left,
-  cost a refusal a minute, which another endpoint or a wait hides.
+- The limit is the number of requests, of all gateway processes, at the engine when a further request was refused. With
+  none, other clients have filled the engine, and nothing is learned.
+- A caller's latest refusal counts: among many requests sent at once, the last refused saw the fewest at the engine.
+- A limit shown by a caller's refusals applies to the caller's own requests. All callers get the higher of the limits
+  shown by two callers: no single caller can close an engine to all.
+- A limit is forgotten CAP_FORGOTTEN seconds after the latest refusal. A changed limit, or departed clients, thus cost a
+  refusal a minute, hidden by another endpoint or a wait.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ RECENT = 60.0  # s between the same evidence of two callers
 MAX_CALLERS = 64  # of an endpoint
 FORGOTTEN = MAX_EJECTION  # s after the end of an ejection
 
-_FAILURES = frozenset({Evidence.FAILED, Evidence.BROKE_OFF, Evidence.UNREACHABLE})  # one kind: the server fails
+_FAILURES = frozenset({Evidence.FAILED, Evidence.BROKE_OFF, Evidence.UNREACHABLE})  # a single kind: server failure
 _LIFTED = ("failure", Evidence.DENIED, Evidence.UNPAID)  # kinds of evidence that an answer disproves
 
 
@@ -71,7 +71,7 @@ class Witnesses:
         self.seen: dict[Hashable, dict[str, float]] = {}  # time by caller, by kind
 
     def add(self, kind: Hashable, caller: str, now: float) -> bool:
-        """Adds what a request of the caller has shown. Returns whether it counts for all callers."""
+        """Add evidence of a caller's request. True: the evidence counts for all callers."""
         seen = self.seen.setdefault("failure" if kind in _FAILURES else kind, {})
         seen.pop(caller, None)
         seen[caller] = now
@@ -86,7 +86,7 @@ class Witnesses:
 
 @dataclass(slots=True)
 class CallerState:
-    """The endpoint, as one caller has met with it. `since`: latest evidence."""
+    """State of an endpoint by the evidence of one caller. `since`: time of the latest evidence."""
 
     breaker: CircuitBreaker
     refusal: ProviderRefusal
@@ -95,7 +95,7 @@ class CallerState:
     unknown_adapters: dict[str, float] = field(default_factory=dict)  # refused: until when
 
     def is_over(self, now: float) -> bool:
-        """Nothing is held against the endpoint any more."""
+        """True if no evidence counts against the endpoint any more."""
         breaker = self.breaker
         if self.cap(now) is not None or max(self.refusal.until, *self.unknown_adapters.values(), NEVER) > now:
             return False
@@ -114,8 +114,8 @@ class CallerState:
 
 
 class CallerEvidence:
-    """Feeds the breaker of an endpoint and its provider's refusal, and those of its callers with evidence of their own.
-    Without any failure there are none. `states`: by caller, the latest evidence last."""
+    """Feeds evidence to an endpoint's breaker and provider refusal, and to those of each caller with own evidence.
+    `states`: by caller, latest evidence last; empty without failures."""
 
     def __init__(self, shared: CircuitBreaker, refusal: ProviderRefusal) -> None:
         self._shared, self._alone = shared, (shared,)
@@ -198,8 +198,7 @@ class CallerEvidence:
             del self.states[caller]
 
     def on_reload(self) -> None:
-        """The configuration may have been mended: what it may have caused gets another try at once. It lifts no limit
-        of a provider."""
+        """Retry at once after failures that a mended configuration may have fixed. Provider limits stay."""
         for state in self.states.values():
             state.breaker.on_reload()
             state.unknown_adapters.clear()

@@ -3,15 +3,15 @@
 Rules (transitions are the table below):
 - CLOSED opens after FAILURES in a row, after REFUSALS in a row (a refused probe counts like an attempt), or at once
   when an attempt gets no token for longer than the forecast can explain and no other attempt was answered since.
-- Evidence has ranks: an answer to a caller outranks a health page, and a page of the load that fails is no evidence at
-  all. CLOSED opens after REFUSALS health pages in a row that fail, unless a caller was answered within PROVEN seconds
-  or since such a page was last well.
-- CLOSED opens at once when the server refuses the gateway's key, its model name, the path, or the account: such a fault
-  does not heal within seconds. Where it has answered within PROVEN seconds it opens after FAILURES in a row; an empty
-  account opens it in any case.
-- A failure that is not `confirmed` (`policies.fleet.caller_evidence`) counts, and opens nothing: the breaker is
-  `unconfirmed` once it would have opened, until a confirmed failure opens it or an answer clears it. As the trial it
-  decides nothing, and the next attempt is the trial.
+- Evidence is ranked: an answer to a caller outranks a health page, and a failed load page is no evidence at all. CLOSED
+  opens after REFUSALS failed health pages in a row, unless a caller was answered within PROVEN seconds or since the
+  last healthy page.
+- CLOSED opens at once when the server refuses the gateway's key, the model name, the path, or the account: such a fault
+  does not heal within seconds. After an answer within PROVEN seconds, FAILURES in a row are needed, except for an empty
+  account.
+- A failure that is not `confirmed` (`policies.fleet.caller_evidence`) counts but does not open the breaker. Instead of
+  opening, the breaker becomes `unconfirmed`, until a confirmed failure or an answer. As a trial, such a failure decides
+  nothing, and the next attempt is the trial.
 - OPEN rejects all attempts for a time that doubles with each opening in a row (EJECTIONS: the first and the longest,
   by cause). Then HALF_OPEN admits one trial attempt, and the trial alone decides.
 - OPEN half-opens at once when a probe finds a lost server again, and when an older attempt is answered. (A probe which
@@ -107,8 +107,8 @@ class CircuitBreaker:
         self._failures = self._refusals = 0
         self._gone = False  # a refusal in the row is confirmed
         self._refused_at = NEVER  # latest refusal
-        self._unwell = 0  # health pages in a row that fail
-        self._well_at = NEVER  # latest page that was well
+        self._unwell = 0  # consecutive failed health pages
+        self._well_at = NEVER  # latest healthy page
         self._misplaced_at = NEVER  # first page in a row without the configured rank
         self._probe_failures = 0  # in a row
         self._wrong_model = False  # by the latest probe
@@ -226,7 +226,7 @@ class CircuitBreaker:
         return self._probe_failures == REFUSALS
 
     def on_probe_unwell(self, now: float, why: str) -> None:
-        """The server accepts connections, and its health page fails or is silent."""
+        """The server accepts connections, but its health page fails or times out."""
         if now < self._failed_at:
             return
         self._clear_refusals()
@@ -235,7 +235,7 @@ class CircuitBreaker:
             return
         self._unwell += 1
         if self._unwell >= REFUSALS and self.state is BreakerState.CLOSED:
-            self._probe_failures = max(self._probe_failures, 1)  # a page that is well ends it
+            self._probe_failures = max(self._probe_failures, 1)  # cleared by a healthy page
             self._trip(EjectionCause.UNHEALTHY, why, now)
 
     def on_other_ranks(self, now: float, why: str) -> bool:
@@ -253,7 +253,7 @@ class CircuitBreaker:
         return True
 
     def on_wrong_model(self, now: float) -> None:
-        """The server does not know the configured model: down until a probe finds that it does."""
+        """The server does not know the configured model: open the breaker until a probe finds the model."""
         self._probe_failures, self._wrong_model = max(self._probe_failures, 1), True
         self._failed_at = now
         self._trip(EjectionCause.MISCONFIGURED, "it serves another model than configured", now)
@@ -291,7 +291,7 @@ class CircuitBreaker:
         self._on(BreakerEvent.ALIVE, now)
 
     def on_reload(self) -> None:
-        """The configuration may have been mended: a server that refuses it gets a trial at once."""
+        """Permit a trial at once: the configuration that the server refused may have been mended."""
         if self.state is BreakerState.OPEN and self.cause in EJECTIONS:
             self.until = NEVER
 

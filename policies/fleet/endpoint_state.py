@@ -93,21 +93,21 @@ class EndpointState:
         self.inflight = InflightTokens()
         self.breaker = CircuitBreaker(MAX_EJECTION if pool.local else MAX_API_EJECTION)
         self.queue_cap: LearnedCap | None = None  # of the engine itself, for all callers
-        self.has_refused_more = False  # by a limit of its own
+        self.has_refused_more = False  # refused requests beyond an engine limit
         self.limits = EndpointLimits(pool.requests_per_minute, pool.tokens_per_minute, learns=not pool.local)
         self.callers = CallerEvidence(self.breaker, self.limits.refusal)
         self.shown = self.breaker.state  # as reported to the operator
         self.interference = DecodeInterference()
         self.adapters = None if pool.adapters is None else AdapterSlots(pool.adapters)
-        self.models_before = 0  # that the configuration has named
+        self.models_before = 0  # models configured before
         self._forget_model()
         self.engine, self.rates = EngineLoad(), EngineRates()
-        self.load_fault = ""  # reason for which the engine's own load is not known; empty: known, or never asked
+        self.load_fault = ""  # reason why the engine's load is unknown; empty: known, or never polled
         self.sleep = EngineSleep()
         self.kv_room = KvRoom()
         self.network: NetworkPath | None = None
         self.scraped_at = self.last_used_at = self.last_token_at = NEVER
-        self.heard_at = NEVER  # time of the last count of tokens before the one that found more: these came after it
+        self.heard_at = NEVER  # poll before the latest increase of the token count: the tokens came later
         self.newest_answered = NEVER  # sending of the newest attempt with a first token or an answer
         self.warming = False
         self.peer_load = NO_LOAD
@@ -136,8 +136,8 @@ class EndpointState:
         self.teacher_samples = 0  # of the most experienced sibling at the last warm start
 
     def reload(self, endpoint: Endpoint, pool: Pool, *, mended: bool = True) -> None:
-        """Another configuration of the endpoint, or of its server. `mended` False: of other endpoints alone, so that
-        nothing that was refused gets another try."""
+        """Apply a changed configuration. `mended` False: only other endpoints have changed, so earlier refusals are not
+        retried."""
         (before, former), self.endpoint, self.pool = (self.pool, self.endpoint), endpoint, pool
         self.breaker.max_ejection = MAX_EJECTION if pool.local else MAX_API_EJECTION
         if pool.adapters != before.adapters:
@@ -161,7 +161,7 @@ class EndpointState:
         return bool(self.inflight.prefilling or self.inflight.decoding or self.peer_load.in_flight)
 
     def is_settled(self, now: float) -> bool:
-        """Nothing runs at the server, and nothing is held against it that time has not ended."""
+        """True if no request runs at the server, and no refusal or limit is in force."""
         refused = (state.refused_until for state in self.callers.states.values())
         ends = self.peer_load.blocked_until, *refused, NEVER if self.breaker.state is _CLOSED else self.breaker.until
         return not self.is_busy and self.limits.is_over(now) and max(ends) <= now
@@ -451,18 +451,19 @@ class EndpointState:
         return before
 
     def on_load_unknown(self, fault: str, now: float) -> None:
-        """The engine has not told its load. What was learned stays, and its own requests are counted."""
+        """The load report failed. Learned values stay; load is counted from the gateway's own requests."""
         self.load_fault, self.scraped_at = fault, NEVER
         self.engine = replace(self.engine, running=None, waiting=None, kv_usage=None)
         self.other_running = self.other_waiting = self._excess = 0
         self.sleep.on_unknown(now)
 
     def assume_others(self, running: int, waiting: int) -> None:
-        """Other traffic of an engine that does not tell its load: as much as siblings tell of theirs."""
+        """Assume other traffic at an engine without load report, as reported by sibling engines."""
         self.other_running, self.other_waiting = running, waiting
 
     def on_scrape(self, engine: EngineLoad, now: float) -> bool:
-        """Returns whether the engine has lost its cache since the last scrape: it has restarted, slept or woken."""
+        """Take a load report. True: the engine has restarted, slept or woken since the last scrape, and lost its
+        cache."""
         slept = self._on_sleep(bool(engine.asleep), now)
         restarted = slept or has_restarted(self.engine, engine, _prefix_totals)
         self.engine = engine

@@ -26,7 +26,7 @@ STALE = 5.0  # s after which a report says nothing about the room
 
 
 class KvRoom:
-    """Tokens that still fit into the KV cache of one engine."""
+    """Free KV cache space of an engine, in tokens."""
 
     def __init__(self) -> None:
         self._tokens = FOREVER  # as of the report, less what was sent since; negative: the reserve is in use
@@ -34,7 +34,7 @@ class KvRoom:
         self.overflowed_at = NEVER  # latest report with requests that waited for blocks
 
     def tokens(self, now: float) -> float:
-        """FOREVER: unknown."""
+        """Free space in tokens; FOREVER: unknown."""
         return self._tokens if now - self._reported_at <= STALE else FOREVER
 
     def on_scrape(self, engine: EngineLoad, queued_tokens: float, now: float) -> None:

@@ -68,12 +68,12 @@ class Fleet:
         self.peers: PeerLink | None = None  # other processes in front of the same engines
         self.request_publish: Callable[[], None] = self.publish  # called once there is something to publish
         self.on_news: Callable[[], None] | None = None  # called when capacity may be free, while requests wait
-        self.on_found_dead: Callable[[list[Hashable]], None] = lambda keys: None  # its attempts without a first token
+        self.on_found_dead: Callable[[list[Hashable]], None] = lambda keys: None  # attempts without a first token
         self.on_breaker: Callable[[Endpoint, CircuitBreaker], None] = lambda *changed: None  # the state changed
         self.on_unconfirmed: Callable[[Endpoint], None] = lambda endpoint: None  # failures of one caller alone
         self.on_cache_lost: Callable[[str], None] = lambda endpoint: None  # its engine has restarted, or is gone
         self.closes = False  # an endpoint may have a cap or a rate limit
-        self.cache_lost: set[str] = set()  # endpoints with an empty cache which nothing has warmed up yet
+        self.cache_lost: set[str] = set()  # endpoints with an empty cache, not yet warmed
         self._states: dict[str, EndpointState] = {}
         self._pools: dict[str, PoolState] = {}
         self._departed = DepartedEndpoints()
@@ -125,13 +125,13 @@ class Fleet:
         return known
 
     def expire(self, now: float) -> None:
-        """Forgets servers that have left, once nothing is left of them. Called every few seconds."""
+        """Forget removed servers once no request or limit is left. Called every few seconds."""
         for name in self._departed.expire(now) if self._departed.states else ():
             if self.peers is not None and name not in self._states:
                 self.peers.publish(name, NO_LOAD)
 
     def _known(self, endpoint_id: str) -> EndpointState | None:
-        """The state of an endpoint in the fleet, or of one that has left."""
+        """State of an endpoint, present or removed."""
         return self._states.get(endpoint_id) or self._departed.states.get(endpoint_id)
 
     # ----------------------------------------------------------------- loads of a moment
@@ -353,7 +353,7 @@ class Fleet:
             self.request_learning()
 
     def learn(self) -> None:
-        """Learns all that attempts have shown."""
+        """Learn from all pending observations."""
         observations, self._observations = self._observations, []
         moved: dict[EndpointState, None] = {}
         for observation in observations:
@@ -454,7 +454,7 @@ class Fleet:
             self._touch(state)
 
     def on_woken(self, endpoint_id: str, seconds: float, now: float) -> None:
-        """The engine was woken by the gateway. Its prefixes were forgotten when it fell asleep."""
+        """The gateway has woken the engine. Cached prefixes were forgotten when the engine fell asleep."""
         if (state := self._states.get(endpoint_id)) is not None:
             state.on_woken(seconds, now)
             self._touch(state)
@@ -509,7 +509,7 @@ class Fleet:
                 self._publish(state.endpoint.id, state)
 
     def _publish(self, endpoint_id: str, state: EndpointState) -> None:
-        """Publishes our load there: what still runs at an endpoint that has left, too."""
+        """Publish own load at an endpoint, including requests at a removed endpoint."""
         if self.peers is None:
             return
         load = state.own_load if state.endpoint.id == endpoint_id else NO_LOAD  # else counted under its present id

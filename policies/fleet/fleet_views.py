@@ -1,10 +1,10 @@
-"""Snapshots of the fleet for decisions: one for all callers, and one for each caller with evidence of its own.
+"""Fleet snapshots for decisions: a shared snapshot, and a snapshot for each caller with own evidence.
 
 Rules:
-- A snapshot is the same value until the load of an endpoint is marked as changed, or REFRESH seconds have passed where
-  time alone changes a load.
-- A caller without evidence of its own (`policies.fleet.caller_evidence`) gets the snapshot of all. While no caller has
-  any, that costs one comparison.
+- A snapshot stays the same value until an endpoint's load is marked as changed, or, for loads that change with time,
+  until REFRESH seconds have passed.
+- A caller without own evidence (`policies.fleet.caller_evidence`) gets the shared snapshot. While no caller has own
+  evidence, the check costs one comparison.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class FleetViews:
         return self._shared
 
     def _recheck(self, now: float) -> None:
-        """Marks what changes by time alone, and drops evidence of callers that is over."""
+        """Mark loads that change with time, and drop expired evidence of callers."""
         self._recheck_at = now + REFRESH
         for name, load in self._shared.loads.items():
             if load.prefilling or load.health is not Health.UP or load.running + load.waiting > load.in_flight:

@@ -1,10 +1,10 @@
 """An attempt in flight at an endpoint: the effects of its sending, first token and end on the endpoint's state.
 
 Rules:
-- The attempt writes to the state of its own endpoint alone. Effects on the pool, on peers and on the attempts of other
-  endpoints belong to the fleet (`policies.fleet.fleet`).
-- An answer teaches under the circumstances of its sending and decoding, noted here: the queue ahead, the answers
-  beside it, the prefills that stalled it. What it teaches is learned later (`policies.fleet.observations`).
+- An attempt writes only to its own endpoint's state. Effects on the pool, peers and attempts at other endpoints belong
+  to the fleet (`policies.fleet.fleet`).
+- Conditions of sending and decoding are noted here: the queue ahead, concurrent answers, prefills that stalled the
+  answer. Learning follows later (`policies.fleet.observations`).
 """
 
 from __future__ import annotations
@@ -204,13 +204,13 @@ class InFlightAttempt:
         return self.state.pool.price.of(tokens, report.completion_tokens or 0, report.cached_tokens or 0)
 
     def outlook(self, key: Hashable, now: float) -> tuple[float, Forecast, float] | None:
-        """A time, the forecast of the first token from then on by what the engine has before and beside it now, and the
-        latest token of any answer there. None: of an API, and of an engine that was asleep, no more is known."""
+        """Start time of a TTFT forecast, the forecast by the engine's present queue and batch, and the time of the
+        engine's latest token. None: an API, or an engine that was asleep."""
         state, inflight = self.state, self.state.inflight
         if not state.pool.local or key not in inflight.prefilling or self.candidate.load.health is Health.ASLEEP:
             return None
         since, (cached, lost) = inflight.queue.started_at, inflight.prefills_of(key)
-        reported = self.reported_queue if since <= self.sent_at else 0.0  # a first token shows that it has ended
+        reported = self.reported_queue if since <= self.sent_at else 0.0  # the queue ends with a first token
         forecast, heard_at = self._forecast_of(cached, reported, now), max(state.heard_at, state.last_token_at)
         if not state.interference.answers or now - max(since, heard_at) < STEP_S:
             forecast = forecast.or_else(self._forecast_of(lost, reported, now), LOST)
@@ -268,8 +268,8 @@ class InFlightAttempt:
         callers.on_replied(key, self.caller, AttemptOutcome.CANCELLED, now)
 
     def _on_busy(self, blame: Blame, report: AttemptReport, now: float) -> None:
-        """A limit of the engine's own queue is a cap. Of a rate limit the provider's own figures are believed first.
-        The time that it names is its caller's, until a second one has met with the like; the rate is of all."""
+        """Handle a refusal for load. An engine's queue limit becomes a cap. For a rate limit, the provider's figures
+        are preferred. Retry-After counts for the caller until a second caller is refused; the rate counts for all."""
         state = self.state
         if blame.fault is Fault.QUEUE and state.on_queue_limit(self.caller, now):
             return  # the cap holds requests back, for as long as it is full

@@ -50,8 +50,8 @@ class FirstTokenObservation:
         return True
 
     def _is_of_something_else(self, ttft: float) -> bool:
-        """The request may have waited for something that is not the engine's speed, which learns from it where that is
-        known."""
+        """True if the request may have waited for anything besides prefill: KV space, an adapter, a cache load. Adapter
+        and cache load times are learned from the wait."""
         attempt = self.attempt
         state, wait = attempt.state, attempt.adapter_wait
         if not attempt.found_room or state.kv_room.overflowed_at >= attempt.sent_at:
@@ -69,8 +69,8 @@ class FirstTokenObservation:
 
 @dataclass(slots=True)
 class AnswerObservation:
-    """The end of an answer. `running`, `context`: answers that decoded beside it then, and the tokens of their prompts;
-    `prefill_s`: sent to the endpoint in all by then."""
+    """The end of an answer. `running`, `context`: concurrent answers at the end, and their prompt tokens; `prefill_s`:
+    total prefill sent to the endpoint so far."""
 
     attempt: InFlightAttempt
     at: float
@@ -94,7 +94,7 @@ class AnswerObservation:
         return False
 
     def _learn_tpot(self, itl: float, tokens: int) -> None:
-        """Its spread and its pace with everything that stalled the answer, and the latency of a step without."""
+        """Learn TPOT: spread and pace with all stalls included, step latency without stalls by other prefills."""
         attempt = self.attempt
         state = attempt.state
         state.tpot_predictor.spread.observe(attempt.candidate.load, itl, self.at)
@@ -109,7 +109,7 @@ Observation = FirstTokenObservation | AnswerObservation
 
 
 def learn_silence(attempt: InFlightAttempt, now: float) -> None:
-    """Teaches that no token has come by now."""
+    """Learn from a missing first token: TTFT exceeds the time elapsed."""
     state = attempt.state
     had_room = attempt.found_room and state.kv_room.overflowed_at < attempt.sent_at
     if not had_room and state.predictor.samples >= TRAINED_SAMPLES:

@@ -1,12 +1,11 @@
 """Token counts of prompts: in flight to an engine, and by pool.
 
 Prompt tokens in flight, without a first token yet, are exact, and known at once. Rules:
-- An attempt is charged its uncached prompt tokens when it is sent; its first token clears the charge, any end
-  releases it. Counts are sizes of dictionaries: they cannot leak or go below zero, and an unknown or repeated key
-  changes nothing.
+- An attempt is charged its uncached prompt tokens when sent; the first token, or any end, clears the charge. Counts are
+  sizes of dictionaries: counts cannot leak or go below zero, and an unknown or repeated key has no effect.
 - Engines prefill first come, first served (vLLM's default): a first token proves that earlier attempts are almost
   done, and that the later ones begin now.
-- A step of an engine reads prompts that were sent later, too: its first tokens come together.
+- An engine step may also prefill later prompts: first tokens of a step arrive together.
 - Time drains the queue at the learned prefill rate. A streamed attempt without a first token proves that some prefill
   is left, and keeps a remainder. An attempt without streaming shows no first token: it counts as decoding once its
   prefill time is over.
@@ -35,8 +34,8 @@ SCALE_VARIANCE = 0.01
 VARIANCES = (0.02, 1.0, 100.0)  # of text (another tokenizer), messages (template), prompt (default system text)
 REPORT_NOISE = 0.03  # a report's relative error: texts of equal count here differ by this much at the engine
 MIN_SCALE = 0.05
-# The most that reports can teach, of each term: tokens per counted token of text, of a message, of a prompt. An engine
-# that reports more, by a fault or a lie, would make every prompt too long for its context window.
+# Upper limits of learned scales: tokens per counted token of text, per message, per prompt. A false report above the
+# limits would make every prompt too long for the context window.
 MAX_SCALES = (8.0, 1024 / PER_MESSAGE, 8192 / PER_PROMPT)
 ERRORS = 2.0  # standard deviations
 
@@ -48,7 +47,7 @@ class PrefillQueue:
     tokens: int
     pairs: int  # attention pairs: new token times token in its context
     remainder: int  # tokens which time does not drain
-    started_at: float  # when the engine began with the first token
+    started_at: float  # start of the prefill in progress
 
     @property
     def context_per_token(self) -> float:

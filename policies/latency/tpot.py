@@ -44,7 +44,7 @@ MAX_TOKENS_PER_EVENT = 100.0  # of an answer: more is a wrong report
 STALL_GRID = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4)  # s of stall at which misses are computed
 MIN_SLACK = 0.1  # of a budget, that the undisturbed TPOT leaves: with less, nothing can be caught up
 KEEPABLE_SLACK = 0.2  # of a budget, that the TPOT of an answer alone leaves: with less, the promise counts for less
-ALONE_MULTIPLE = 1.25  # times the TPOT of an answer alone that is borne for any promise: its own variation
+ALONE_MULTIPLE = 1.25  # times the TPOT of a lone answer, tolerated for any promise: normal variation
 REST_MULTIPLE = 5.0  # times the TPOT at rest that answers with a lost promise bear: 80% of the time for prefills
 KNOWN_ANSWERS, KNOWN_DECODE_S = 3, 5.0  # answers, or seconds of decoding at rest, from which the TPOT is known
 REST_PRIOR = 0.1  # s of decoding as predicted, beside what was measured at rest
@@ -59,8 +59,8 @@ NO_MISSES: MissCurve = ()
 
 @dataclass(slots=True)
 class RestTpot:
-    """Seconds per token of an engine that prefills nothing: an answer `alone`, and `now`, beside those in progress;
-    `undisturbed`: as `now`, by whole answers less their prefills."""
+    """Seconds per token of an engine without prefills: `alone` for a lone answer, `now` with the answers in progress;
+    `undisturbed`: as `now`, from whole answers less prefill stalls."""
 
     alone: float
     now: float
@@ -112,7 +112,7 @@ class RecentRatios:
         insort(self._sorted, ratio)
 
     def share_within(self, ratio: float, now: float) -> float:
-        """Share of the answers with at most this ratio, SPREAD_PRIOR imagined ones among them."""
+        """Share of answers with at most this ratio, SPREAD_PRIOR pseudo-answers included."""
         self._forget(now, SPREAD_ANSWERS)
         within = bisect_right(self._sorted, ratio)
         return (within + SPREAD_PRIOR) / (len(self._sorted) + SPREAD_PRIOR)
@@ -124,10 +124,10 @@ class RecentRatios:
 
 
 class TpotSpread:
-    """Distribution of the TPOT of an answer that begins now, by the TPOT pressure at its sending.
+    """Distribution of an answer's TPOT, by the TPOT pressure when sent.
 
-    Learned from whole answers with everything that stalled them. Of a short one, a single prefill is most of its TPOT:
-    short answers are the tail of the distribution.
+    Learned from whole answers, stalls included. A single prefill dominates the TPOT of a short answer: short answers
+    form the tail of the distribution.
     """
 
     def __init__(self) -> None:
@@ -245,7 +245,7 @@ class DecodeInterference:
         self._prefill_at = 0.0
         self.updated_at = 0.0  # time of the last `update`
         self.tokens_per_event = 1.0  # servers may send several tokens at once
-        self.counted_answers = 0  # that have told how many
+        self.counted_answers = 0  # answers with a token count
         self._decode_events = 0.0  # exponential average
         self._budgets: dict[float, int] = {}  # number of answers by TPOT budget
         self._rest = RestTpot(0.0, 0.0)  # as of the last `update`

@@ -106,7 +106,7 @@ class TtftPredictor(ABC):
         self._changes = ChangeDetector()
         self._idle_errors = self._queued_errors = ErrorQuantiles()
         self._widens_at: float | None = None  # latest idle error that the spread of queued prompts does not follow yet
-        self._regime_since = NEVER  # when the present regime was noticed
+        self._regime_since = NEVER  # start of the present regime
 
     @abstractmethod
     def point_estimate(self, work: PrefillWork, now: float) -> float:
@@ -122,10 +122,11 @@ class TtftPredictor(ABC):
 
     @abstractmethod
     def warm_start_from(self, sibling: Self, now: float) -> None:
-        """Begins with what another endpoint of the pool learned."""
+        """Start from the state learned by another endpoint of the pool."""
 
     def of(self, effort: str) -> Self:
-        """The predictor for requests of a class of reasoning effort: engines show their reasoning, so have one."""
+        """The predictor for a class of reasoning effort. Engines stream their reasoning: a single predictor serves
+        all."""
         return self
 
     def learner_of(self, effort: str, now: float) -> Self:
@@ -194,7 +195,7 @@ class TtftPredictor(ABC):
         """An API that was tried on a guess stayed silent until too little was left of `within` seconds."""
 
     def quantiles(self, queued_tokens: float, now: float) -> Quantiles:
-        """Of actual / predicted."""
+        """Quantiles of actual / predicted TTFT."""
         return self._errors_of(queued_tokens).quantiles(now)
 
     def _errors_of(self, queued_tokens: float) -> ErrorQuantiles:
@@ -205,7 +206,7 @@ class TtftPredictor(ABC):
         return self._queued_errors
 
     def _widen(self) -> None:
-        """The spread of queued prompts follows that of idle ones, until its own errors tell."""
+        """Widen the error spread of queued prompts from the spread of idle prompts, until own errors are observed."""
         if (at := self._widens_at) is not None:
             self._widens_at = None
             self._queued_errors.widen_from(self._idle_errors, at, QUEUED_SPREAD)
@@ -353,7 +354,7 @@ class EnginePredictor(TtftPredictor):
         self._update_costs()
 
     def _without_ended(self, sample: TtftSample, now: float) -> PrefillWork:
-        """The work without those reported prefills that must have ended before, for the first token came so early."""
+        """The work less reported prefills that must have ended already, by an early first token."""
         work, early = sample.work, self.point_estimate(sample.work, now) - sample.ttft
         context = (work.pairs - work.uncached * (work.prompt_tokens - 0.5 * work.uncached)) / work.queued_tokens
         ended = min(max(early, 0.0) * self.prefill_rate(context), sample.reported_queue, work.queued_tokens)

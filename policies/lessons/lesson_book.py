@@ -1,13 +1,14 @@
 """Lessons of refusals by place (a pool, its model, the operation spoken), with their evidence.
 
 Rules:
-- A refusal teaches its own caller alone. The lesson is on trial, and counts for that caller's next requests.
-- It is proven for the caller once PROOFS bodies changed by it were answered, and for all callers once two callers have
-  had such an answer each: nothing that one caller brings back changes what another sends.
-- A lesson on trial is dropped where a body changed by it is refused as well.
-- A trial lasts for TRIAL seconds, a proven lesson for LASTING from its proof: servers learn, too, and are asked again.
-- Bounded: MOST_OWN lessons of a caller, MOST_CALLERS callers, MOST_SHARED lessons of a place, MOST_PLACES places. The
-  oldest of each goes first.
+- A refusal teaches a lesson for its own caller only. The lesson is on trial, and applies to the caller's next requests.
+- A lesson is proven for the caller after answers to PROOFS changed bodies, and for all callers after such an answer to
+  each of two callers: evidence of a single caller never changes another caller's requests.
+- A lesson on trial is dropped if a changed body is refused as well.
+- A trial lasts TRIAL seconds, a proven lesson LASTING seconds from proof; then the server is retested, as servers
+  change.
+- Limits: MOST_OWN lessons per caller, MOST_CALLERS callers, MOST_SHARED lessons per place, MOST_PLACES places. The
+  oldest are dropped first.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class LessonEvidence:
 
 @dataclass(frozen=True, slots=True)
 class KnownLesson(Generic[L]):
-    """A lesson for the operator. `callers`: for whom it counts; 0: for all. `left`: s until it is asked again."""
+    """A lesson as shown to the operator. `callers`: number affected; 0: all. `left`: seconds until retested."""
 
     place: Place
     lesson: L
@@ -71,7 +72,7 @@ class LessonBook(Generic[L]):
         return bool(self._own or self._shared)
 
     def of(self, place: Place, caller: str, now: float) -> list[L]:
-        """Lessons that count for a request, the proven ones of all callers first."""
+        """Lessons that count for a request; lessons proven for all callers come first."""
         shared, own = self._shared.get(place, {}), self._own.get(caller, {})
         found = [lesson for lesson, until in shared.items() if now < until]
         mine = [lesson for (where, lesson), seen in own.items() if where == place and now < seen.until]
@@ -107,7 +108,7 @@ class LessonBook(Generic[L]):
             self._share(place, lesson, now)
 
     def failed(self, place: Place, caller: str, lesson: L) -> None:
-        """A body that was changed by the lesson was refused, and nothing was learned of that."""
+        """A body changed by the lesson was refused, and the refusal taught nothing new."""
         seen = self._own.get(caller, {}).get((place, lesson))
         if seen is not None and not seen.answered:
             self._drop(caller, (place, lesson))

@@ -23,12 +23,12 @@ from policies.routing.decide import decide
 from policies.scorers.scorers import Scorer
 from policies.types import FOREVER, Candidate, Decision, Endpoint, FleetSnapshot, Load
 
-QueueKey = tuple[str, str]  # endpoint, and the caller whose own limit it is; "" for the queue of all
+QueueKey = tuple[str, str]  # endpoint, and caller with an own limit; "": the shared queue
 
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """Requests that are sent to an endpoint before another, s of their prefill, and tokens of their prompts."""
+    """Requests ahead of a request at an endpoint: count, seconds of prefill, prompt tokens."""
 
     requests: int = 0
     prefill_s: float = 0.0
@@ -60,7 +60,7 @@ class EndpointQueues:
         return len(self.new) + len(self.best_effort) + sum(map(len, self.assigned.values()))
 
     def of(self, endpoint: str) -> Sequence[QueuedRequest]:
-        """The requests that wait for an endpoint; none for a limit of its caller alone."""
+        """Requests in an endpoint's shared queue, without requests held by a caller's own limit."""
         return self.assigned.get((endpoint, ""), ())
 
     def assign(
@@ -137,7 +137,7 @@ class QueueView:
             queues, delayed = self.queues, dict[str, Load]()
             ahead = queues.ahead(queued) if queues.assigned or queues.in_dispatch else NOTHING_AHEAD
             for name, load in snapshot.loads.items():
-                # To load an adapter elsewhere stalls the answers there, until that engine is closed for its pace too.
+                # Loading an adapter at another engine stalls the answers there, and closes that engine as well.
                 reopens_in = 0.0 if queued.route.adapters else load.reopens_in
                 if name in ahead or reopens_in or behind:
                     delayed[name] = self._delayed(name, load, ahead.get(name, Ahead()), behind, reopens_in)

@@ -20,7 +20,7 @@ from policies.types import FOREVER, UNUSABLE, Candidate, Load
 ROOM = 0.1  # s of prefill queued inside an engine: enough for the next step
 IDLE = 0.01  # s of prefill under which an engine is idle
 AT_LIMIT = 0.95  # of the TPOT pressure at which an engine takes no prefill
-LEAST_LEFT = 0.1  # share of the time that answers leave for prefills, however close to their budget
+LEAST_LEFT = 0.1  # least share of time for prefills, even with answers close to their budget
 WORTH = 2.0  # ratio of prefill times from which a longer prefill is postponed for a shorter one behind
 HARMLESS = 0.3  # expected TPOT misses because of an already late request
 CALM = 0.4  # of the TPOT pressure at which an engine takes no prefill: for a late one above LONG
@@ -38,7 +38,7 @@ class HoldRules:
     hooks: QueueHooks
 
     def held_by(self, queued: QueuedRequest, chosen: Candidate, late: bool, within: float = IDLE) -> HoldRule | None:
-        """The rule that holds a request, planned if in time, at an endpoint; None: the endpoint takes it."""
+        """The rule that holds a request at an endpoint; None: the endpoint takes the request."""
         if late:
             rule = self.late_rule(queued, chosen.endpoint.id, chosen.forecast.prefill, within)
             has_others = within == IDLE and not queued.is_late and self.queues.best_effort
@@ -48,8 +48,8 @@ class HoldRules:
     # ---------------------------------------------------------------- requests in time
 
     def rule_in_time(self, queued: QueuedRequest, endpoint: str) -> HoldRule | None:
-        """The rule that holds a planned request, new or the first of a queue; None: the endpoint takes it; or is gone,
-        and its queue must move; or is down, and nobody waits for room at a last resort."""
+        """The rule that holds a request in time, new or at a queue's head. None: the endpoint takes the request; is
+        gone, so that the queue must move; or is down, a last resort for which no request waits."""
         load, queue = self.fleet.snapshot(self.now).loads.get(endpoint), self.queues.of(endpoint)
         if load is None or load.health in UNUSABLE:
             return None
@@ -62,9 +62,9 @@ class HoldRules:
         return self.closed(queued, endpoint)
 
     def longest_in_the_way(self, endpoint: str) -> QueuedRequest | None:
-        """The longest prefill for which a much shorter one behind it would come too late, if there is one: of the same
-        caller and route, as none is late for another's. Answers at their limit leave prefills a part of the time: by
-        the budgets of routes, as what a caller asks for would make others' requests late."""
+        """The longest prefill that would make a much shorter prefill behind late, of the same caller and route; None:
+        none. No request is delayed for another caller. Answers at their TPOT limit leave prefills a share of the time,
+        by route budgets only: a budget set by a caller would delay other callers."""
         load = self.fleet.snapshot(self.now).loads.get(endpoint)
         if load is None or load.tpot_pressure < AT_LIMIT:
             return None
@@ -101,8 +101,8 @@ class HoldRules:
     def late_rule(
         self, queued: QueuedRequest, endpoint: str, prefill_s: float, within: float = IDLE
     ) -> HoldRule | None:
-        """The rule that holds a late request with this prefill; None: the endpoint is idle for it, or will be once it
-        has prefilled for `within` seconds."""
+        """The rule that holds a late request with this prefill; None: the endpoint is idle, or will be after `within`
+        seconds of prefill."""
         if self._must_begin(queued):
             return self.closed(queued, endpoint)
         if not self.fleet.view.is_local(endpoint):
@@ -163,5 +163,5 @@ def no_room(load: Load) -> HoldRule | None:
 
 
 def _left_for_prefills(budget: float | None, load: Load, share: float = 1.0) -> float:
-    """Share of the time that answers leave at their pace at rest, with this share of a TPOT budget."""
+    """Share of time left for prefills by answers at their undisturbed TPOT, with this share of a TPOT budget."""
     return 1 - load.tpot * (1 - load.prefill_utilization) / (share * (budget or FOREVER))

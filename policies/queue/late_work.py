@@ -20,7 +20,7 @@ from policies.queue.queued_request import QueuedRequest
 from policies.types import NEVER, QUANTILES, Forecast, Quantiles
 
 LONG = 1.0  # s of prefill: a shorter one leaves most TTFT budgets time
-PATIENCE, RETURNED_PATIENCE = 10.0, 60.0  # s in the queue, of a new request and of one that came back
+PATIENCE, RETURNED_PATIENCE = 10.0, 60.0  # s in the queue: new request, returned request
 MARGIN = 2.0  # Retry-After / predicted wait: a caller that comes back too early waits again
 TIME_CONSTANT = 30.0  # s of the averages
 PRIOR_S, PRIOR_WORK = 2.0, 4.0  # s that late work waited, and s of prefill begun meanwhile: at first, all is taken
@@ -37,8 +37,8 @@ class LateRate:
     """The rate at which engines take late prefills while any waits."""
 
     def __init__(self) -> None:
-        self.requests = 0  # that wait
-        self._waiting_s: dict[str, float] = {}  # their prefill, by tenant
+        self.requests = 0  # waiting
+        self._waiting_s: dict[str, float] = {}  # s of waiting prefill, by tenant
         self.waited_s = PRIOR_S
         self.begun_s = PRIOR_WORK
         self.updated_at = NEVER
@@ -71,7 +71,8 @@ class LateRate:
         return work_s * self.waited_s / max(self.begun_s, LEAST_RATE * self.waited_s)
 
     def late_forecast(self, queued: QueuedRequest, now: float) -> tuple[float, float, float]:
-        """Seconds of prefill that begin before a late request; s until its own does; s for which it may still be held.
+        """Seconds of prefill ahead of a late request; seconds until its start; seconds for which the request may be
+        held.
 
         Tenants take turns: until a request begins, no other tenant has begun more than its own.
         """

@@ -1,15 +1,15 @@
-"""The gateway's own queue: dispatches requests to endpoints with room, and holds the others.
+"""The gateway's own queue: dispatches requests to endpoints with room, and holds all other requests.
 
-An engine serves its queue first come, first served, and every prefill stalls the answers beside it. So the engine's
-queue is kept as short as keeps it busy, and the rest waits in the gateway, where it can be ordered and moved.
+An engine serves its queue first come, first served, and every prefill stalls concurrent answers. The engine's queue is
+therefore kept just long enough to keep the engine busy; other requests wait in the gateway, to be ordered and moved.
 
 Rules:
-- A request is placed as it comes (`policies.queue.placement_round`). One that is held in time waits for the endpoint
-  of its decision, earliest deadline first, and counts there as work ahead of what is due later. It is decided again at
+- A request is placed on arrival (`policies.queue.placement_round`). A held request in time waits for its decided
+  endpoint, earliest deadline first, and counts there as work ahead of later deadlines. The request is decided again at
   the head of the queue.
 - Best effort: a request that is late, has no deadline, or is put behind by a part (`policies.queue.queue_part`) waits
-  for an idle endpoint whose answers it does not harm, in the order of the parts, and tenants and routes in turn.
-- At most MAX_HELD requests are held; beyond, the latest of the tenant with most of them is refused.
+  for an idle endpoint with no answers to harm, in the order of the parts, with tenants and routes in turn.
+- At most MAX_HELD requests are held; beyond, the latest request of the tenant with most held requests is refused.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Released = tuple[Hashable, Decision]  # a request key and its placement
 
 
 class QueueScheduler:
-    """All requests that are not decided, or decided and not dispatched. A caller drives it with a clock.
+    """All requests not yet decided or not yet dispatched. The caller supplies the clock.
 
     `scorers`: by the name in a route.
     """
@@ -63,7 +63,7 @@ class QueueScheduler:
         self.queues.new.append(queued)
 
     def pass_through(self, queued: QueuedRequest, fleet: Fleet, now: float) -> Decision | None:
-        """`enter` and `release` in one, where no other request is held. None: this one is held now."""
+        """Combine `enter` and `release` if no other request is held. None: the request is now held."""
         self._note_arrival(queued, fleet, now)
         view = QueueView(self.queues, fleet, now, self._scorers)
         decision: Decision | None = view.decide(queued)
@@ -112,14 +112,14 @@ class QueueScheduler:
         self.queues.in_dispatch.pop(request_key, None)
 
     def leave(self, request_key: Hashable, now: float) -> None:
-        """Removes a request that is not to be placed: its caller is gone, or a reload has replaced its route."""
+        """Remove a request whose caller has disconnected, or whose route a reload has replaced."""
         if (queued := self.queues.remove(request_key, now)) is not None:
             queued.end_hold(now)
         if not self.held:
             self.wake_at = FOREVER
 
     def holds(self) -> Iterator[QueuedRequest]:
-        """Requests that a rule holds now."""
+        """Requests held by a rule."""
         held = chain(self.queues.best_effort, *self.queues.assigned.values())
         return (queued for queued in held if queued.hold is not None)
 
@@ -156,7 +156,7 @@ class QueueScheduler:
             yield from self._released(queued, turn.place(queued, turn.view.decide(queued)))
 
     def _in_order(self, key: QueueKey) -> Iterator[QueuedRequest]:
-        """The requests of a queue, each while it is the first: one that stays there ends the turn of all behind."""
+        """Requests of a queue, each yielded at the head: a request that stays at the head ends the iteration."""
         assigned = self.queues.assigned
         for queued in tuple(assigned.get(key, ())):
             if key not in assigned or assigned[key][0] is not queued:
@@ -181,7 +181,7 @@ class QueueScheduler:
                     break
 
     def _late_heads(self, turn: PlacementRound) -> list[QueuedRequest]:
-        """The next of each queue; of many, those that an idle engine may take, and those decided longest ago."""
+        """The head of each queue. Of many: heads that an idle engine may take, and heads decided longest ago."""
         heads = self.queues.best_effort.heads(turn.now)
         if len(heads) <= MANY:
             return heads
@@ -194,7 +194,7 @@ class QueueScheduler:
         return by_parts, turn, queued.deadline == FOREVER, queued.sequence
 
     def _released(self, queued: QueuedRequest, decision: Decision | None) -> Iterator[Released]:
-        """None: the request stays in the queue."""
+        """Release a request by its decision. None: the request stays in the queue."""
         if decision is not None:
             if decision.chosen is not None:
                 self._dispatch(queued, decision.chosen, decision.at)
@@ -209,5 +209,5 @@ class QueueScheduler:
 
 
 def _least(requests: list[QueuedRequest], attribute: str) -> list[QueuedRequest]:
-    """Of more than MANY requests those with the least value; MANY of them."""
+    """The MANY requests with the smallest attribute values."""
     return requests if len(requests) <= MANY else nsmallest(MANY, requests, key=attrgetter(attribute))

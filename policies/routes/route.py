@@ -236,7 +236,7 @@ class Hedge(Strict):
 
 
 def is_model_name(value: str) -> bool:
-    """A name that callers can send and a list can show: printable text, without blanks around it."""
+    """True for printable text without leading or trailing blanks."""
     return 0 < len(value) <= _MOST_CHARACTERS and value.isprintable() and value == value.strip()
 
 
@@ -298,7 +298,7 @@ _FOUND_IN_WORDS = ("refusal_text", "language")  # reasons of former versions
 
 
 def _reasons(value: Any) -> Any:
-    """Tell what to write in place of what former versions took."""
+    """Validator: reject values of former versions, with the replacement in the error message."""
     if isinstance(value, dict):
         raise ValueError("no stream is held back and judged any more; write the reasons alone, as in [invalid_json]")
     if isinstance(value, list) and any(each in _FOUND_IN_WORDS for each in value):
@@ -421,12 +421,12 @@ class Route(Strict):
         return self
 
     def is_same_part(self, one: Endpoint, other: Endpoint) -> bool:
-        """Both are of one pool, and so of one tier; and of one region, where the route prefers some."""
+        """True for endpoints of the same pool, and of the same region if the route prefers regions."""
         return one.pool == other.pool and (not self.prefers_region or one.region == other.region)
 
     @cached_property
     def prefers_region(self) -> bool:
-        """Endpoints of some regions are used before those of others."""
+        """True if the route prefers endpoints of some regions."""
         return self.region is not None and self.region.prefer is not None
 
     def allows(self, endpoint: Endpoint) -> bool:
@@ -440,22 +440,22 @@ class Route(Strict):
         return tuple(hook for hook in hooks if hook)
 
     def fits(self, request: RequestView) -> tuple[Fits, ...]:
-        """Hooks that say whether an endpoint can take the request, of the features that both use."""
+        """Filter hooks for endpoints, of the features used by route and request."""
         return (*self._fits, has_its_state) if request.pinned or request.readers else self._fits
 
     @cached_property
     def divide(self) -> Divide | None:
-        """Hook that divides a tier into parts, which are ordered as tiers are; None: a tier is one part."""
+        """Hook that divides a tier into parts, ordered like tiers; None: a tier is a single part."""
         return None if self.region is None else self.region.divide
 
     @cached_property
     def pool_fits(self) -> tuple[PoolFits, ...]:
-        """Hooks that say whether a pool can take a request, of the features that the route uses."""
+        """Filter hooks for pools, of the features used by the route."""
         return () if self.limits.external is None else (partial(within_share, self),)
 
     @cached_property
     def levels(self) -> tuple[int, ...]:
-        """Of each tier the number of its level: tiers beside each other are one."""
+        """Level number of each tier: tiers beside each other share a level."""
         return tuple(accumulate(int(not tier.beside) for tier in self.tiers))
 
     @cached_property
@@ -489,7 +489,7 @@ class Route(Strict):
 
     @cached_property
     def target(self) -> float:
-        """Probability of making the TTFT budget that the route promises; of `total`, where that is promised alone."""
+        """Promised probability of meeting the TTFT budget, or else the `total` budget."""
         return self.ttft.target if self.ttft else (self.total and self.total.target) or TARGET
 
     @cached_property
@@ -509,7 +509,7 @@ class Route(Strict):
 
     @cached_property
     def promises_answer(self) -> bool:
-        """The TTFT budget is one of the answer: reasoning before it does not count."""
+        """True if the TTFT budget counts to the answer's first token, not to the reasoning's."""
         return self.ttft is not None and self.ttft.of == "answer"
 
     @cached_property

@@ -1,8 +1,8 @@
 """Turns replies and events of Anthropic's Messages into chat completions.
 
-Reasoning is `reasoning_content`, the name that most clients read, and `reasoning_details` with Anthropic's signature,
-which a caller returns in the next turn (openrouter.ai/docs, reasoning tokens); it is sealed with its maker. Citations
-and results of the provider's own tools have no place in a chat; no chat can ask for either.
+Reasoning becomes `reasoning_content`, the name that most clients read, and `reasoning_details` with Anthropic's
+signature, sealed with the maker, which a caller returns in the next turn (openrouter.ai/docs, reasoning tokens). A chat
+can neither express nor request citations and results of the provider's own tools.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _message(reply: Json, maker: str) -> Json:
 
 
 def _detail(block: Mapping[str, Any], place: int, maker: str) -> Json:
-    """A block of thinking. Its signature or cipher is sealed with its maker."""
+    """Convert a thinking block to a reasoning detail, with signature or encrypted data sealed for the maker."""
     detail = reasoning_detail(block, place)
     sealable = {name: sealed(maker, detail[name]) for name in ("signature", "data") if maker and detail.get(name)}
     return {**detail, **sealable}
@@ -67,8 +67,7 @@ def _call(block: Mapping[str, Any]) -> Json:
 
 
 def _finish(stop: Mapping[str, Any]) -> Json:
-    """Reason of the end. The sequence that has ended the answer is named as vLLM names it. Raises ValueError for an end
-    that is not known to be good."""
+    """Finish reason, and the matched stop sequence in vLLM's member. Raises ValueError for an unknown or failed end."""
     end = end_of(stop.get("stop_reason") or "stop")
     if end not in _FINISH_REASONS:
         raise ValueError("an unknown end")
@@ -97,7 +96,7 @@ def _usage(usage: Any) -> Json | None:
 
 @dataclass(slots=True)
 class _OpenBlock:
-    """A block that has begun. `call`: number of its tool call; `thought`: its text of thinking, up to the signature."""
+    """A content block in progress. `call`: number of its tool call; `thought`: thinking text before the signature."""
 
     start: Json = field(default_factory=dict)
     call: int | None = None

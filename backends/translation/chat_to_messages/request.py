@@ -92,7 +92,7 @@ def chat_to_messages(body: Mapping[str, Any], dropped: Omissions) -> Json:
 
 
 def _sampling(members: Mapping[str, Any], is_thinking: bool, dropped: Omissions) -> Json:
-    """Members that choose among tokens, as far as Messages has their values."""
+    """Sampling members, limited to values that Messages accepts."""
     given = {name: members[name] for name in _SAMPLING if name in members}
     if is_thinking:
         least = _LEAST_WHILE_THINKING
@@ -217,7 +217,7 @@ def _turns(messages: Sequence[Mapping[str, Any]], dropped: Omissions) -> list[Js
 
 
 def _leave_out_names(messages: Sequence[Mapping[str, Any]], dropped: Omissions) -> None:
-    """Note names that tell speakers of one role apart. A tool's name is in its call too."""
+    """Note dropped `name` members where speakers share a role. Tool messages lose nothing: the call has the name."""
     speakers = {(each["role"], each.get("name")) for each in messages if each["role"] != "tool"}
     if len(speakers) > len({role for role, _ in speakers}):
         dropped.leave_out("messages.name")

@@ -187,7 +187,7 @@ def _reasoning(item: Mapping[str, Any]) -> str:
 
 
 def _detail(item: Mapping[str, Any], place: int, maker: str) -> Json:
-    """An item with encrypted reasoning, whole: the server wants it back as it came."""
+    """Wrap a whole encrypted reasoning item in a reasoning detail: the server requires the unchanged item back."""
     state = {"item": dict(item)}
     detail = {"type": "reasoning.encrypted", "data": sealed(maker, state) if maker else state, "index": place}
     return {**detail, "format": ITEM_FORMAT, "id": item.get("id")}

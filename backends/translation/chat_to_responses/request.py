@@ -1,8 +1,8 @@
 """Turns requests for chat completions into requests of OpenAI's Responses.
 
-- Nothing is stored at the provider unless the caller asks for it: the default of Responses is the opposite.
+- Nothing is stored at the provider unless the caller requests storage: Responses stores by default.
 - Members that only chat completions have (`stop`, `logit_bias`, several choices, audio) are refused by name, unless
-  they say what their absence says. Hints (`seed`, penalties, predictions, `top_k`) are left out, and noted.
+  the value is the default. Hints (`seed`, penalties, predictions, `top_k`) are left out, and noted.
 - The name of a message and citations of an earlier answer are labels: left out, and noted.
 
 Sources: types of openai-python 3.54, platform.openai.com/docs/guides/migrate-to-responses (2026-11).
@@ -33,7 +33,7 @@ def chat_to_responses(body: Mapping[str, Any], dropped: Omissions) -> Json:
         found["max_output_tokens"] = limit
     if (effort := members.take("reasoning_effort")) is not None:
         found["reasoning"] = {"effort": effort}
-    # What the provider does not store, it has to return for the next turn.
+    # Ask for encrypted reasoning if the provider does not store the response: the next turn needs the reasoning.
     wants_reasoning = not found["store"] and effort != "none"
     found |= _tools(members) | _text(members)
     include = [*_logprobs(members, found), *([_ENCRYPTED] if wants_reasoning else [])]

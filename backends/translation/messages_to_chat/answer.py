@@ -4,8 +4,8 @@ The order of events is Anthropic's (platform.claude.com/docs, streaming, Novembe
 content_block_start, content_block_delta..., content_block_stop; message_delta; message_stop. A chat tells its usage
 after the end of the answer: message_start has the gateway's estimate of the prompt, message_delta has all counts.
 
-State that the server ties to the turn is sealed (`turn_state.seals`): into the signature of the block of thinking
-beside which it came, into a block of thinking in cipher where there is none, and that of a call into its id.
+Provider state of the turn is sealed (`turn_state.seals`): into the signature of the thinking block received with the
+state, or else into a redacted thinking block; state of a call into the call's id.
 """
 
 from __future__ import annotations
@@ -304,7 +304,7 @@ class MessagesFromChatStream(EventTranslator):
         return details_text(details_of(delta)) if "reasoning_details" in delta and not self._has_reasoning else ""
 
     def _seal_thought(self) -> list[Json]:
-        """The end of a block of thinking: its signature holds the state that has come with it."""
+        """Deltas that end a thinking block: a signature that seals the provider state received with the block."""
         thought, self._thought = "".join(self._thought), []
         if not self._context.maker or not (state := self._state.take(thought)):
             return []

@@ -1,12 +1,12 @@
 """Writes the content blocks of a streamed message, which follow one another in Anthropic's dialect.
 
-A chat may send parallel tool calls in turns, and text between them:
+A chat may interleave parallel tool calls and text:
 
-- The first block that is not done is open, and its deltas are written on arrival. Later blocks wait, in order.
-- A text is done when another block begins; a tool call too, if its arguments are a complete JSON object then. At the
-  end of the answer all are done.
-- A tool call begins with its name and id: until both are known it waits, and what follows waits too.
-- What waits is bounded by KeptTexts.
+- The first incomplete block is open, and its deltas are written on arrival. Later blocks wait, in order.
+- A text is complete when another block begins; so is a tool call, if its arguments are a complete JSON object. The end
+  of the answer completes all blocks.
+- A tool call, and all blocks after, wait until its name and id are known.
+- KeptTexts limits the size of waiting blocks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ GivenId = Callable[[StreamedCall], str]  # the id of a call that the caller gets
 
 
 class _Block:
-    """A block of text or thinking. `is_closed`: nothing more belongs to it. `ending`: the deltas that complete it."""
+    """A block of text or thinking. `is_closed`: complete. `ending`: returns the final deltas."""
 
     def __init__(self, kind: str, empty: Json, ending: Ending | None = None) -> None:
         self.kind = kind
@@ -109,7 +109,7 @@ class MessageBlocks:
         return self._write(block, text)
 
     def close_last(self, kind: str) -> bytes:
-        """End the latest block, if it is of this kind: the next delta of the kind begins another one."""
+        """Close the latest block if of this kind: the next delta of the kind begins a new block."""
         if not self._queue or self._queue[-1].kind != kind:
             return b""
         self._queue[-1].is_closed = True
@@ -143,7 +143,7 @@ class MessageBlocks:
         return written
 
     def _write(self, block: _Block, text: str) -> bytes:
-        """Write what need not wait. `text`: new in `block`, kept while it waits."""
+        """Write all blocks that are ready, in order. `text`: new text of `block`, buffered until the block is first."""
         written = b""
         while self._queue and self._queue[0].is_ready:
             first = self._queue[0]
@@ -156,7 +156,7 @@ class MessageBlocks:
         return written
 
     def _start(self, block: _Block) -> bytes:
-        """Write the start of a block that has none, and its deltas."""
+        """Write the waiting deltas of a block, after its start event if not yet written."""
         written = b""
         if not block.is_started:
             block.is_started = True

@@ -1,8 +1,8 @@
-"""Blocks that tools of a provider have left in a history, as texts: a conversation that has used them goes on anywhere.
+"""Renders blocks of provider-run tools in a history as text, so that the conversation can continue at any server.
 
-- A call or a result is a line with its type, its name and what a reader needs of it; what only its own provider can
-  read (`encrypted_content`, ids) is left out.
-- Tools that a search has named (`tool_reference`) are all offered, so their names are all that has to be said.
+- A call or a result becomes a line with its type, its name and its readable content. Members that only the provider can
+  read (`encrypted_content`, ids) are left out.
+- Tools found by a search (`tool_reference`) are rendered by name alone: the request offers the tools themselves.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ def messages_to_chat(body: Mapping[str, Any], dropped: Omissions) -> Json:
 
 
 def _options(members: Mapping[str, Any], dropped: Omissions) -> Json:
-    """Members that say who asks, how hard to think, and in which form to answer."""
+    """Options of the request: user, reasoning effort, response format."""
     options: Json = {}
     metadata = members.get("metadata", {})
     if metadata.keys() - {"user_id"}:
@@ -298,7 +298,7 @@ def _providers(block: Mapping[str, Any], dropped: Omissions) -> list[Json]:
 def _known(block: Mapping[str, Any], dropped: Omissions) -> str:
     """Type of a block, all of whose members can be translated."""
     kind: str = block["type"]
-    if block.get("caller") and block["caller"] != _DIRECT:  # another tool has called this one
+    if block.get("caller") and block["caller"] != _DIRECT:  # called by another tool
         dropped.leave_out(f"messages.content.{kind}.caller")
     refuse_others(block, _BLOCKS.get(kind, block), f"messages.content.{kind}", dropped)
     return kind

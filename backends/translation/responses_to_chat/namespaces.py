@@ -14,7 +14,7 @@ from backends.translation.reply_members import as_objects
 from backends.translation.translation import Json
 
 SEPARATOR = "__"
-TOOL_SEARCH = "tool_search"  # of a tool, and of the function that stands for it
+TOOL_SEARCH = "tool_search"  # type of the tool, and name of its substitute function
 
 
 def flat_name(namespace: str, name: str) -> str:
@@ -22,7 +22,7 @@ def flat_name(namespace: str, name: str) -> str:
 
 
 class Namespaces:
-    """Of the tools of a request. `body`: in the dialect of Responses."""
+    """Maps namespaced tools of a request to flat function names. `body`: in the dialect of Responses."""
 
     __slots__ = ("_flat", "_names", "runs_searches")
 
@@ -37,7 +37,7 @@ class Namespaces:
                 self._add(str(namespace.get("name")), str(tool.get("name")), taken)
 
     def _add(self, namespace: str, name: str, taken: set[str]) -> None:
-        """A flat name that another tool has is given a number."""
+        """Add a flat name, numbered if another tool has the same name."""
         if (namespace, name) in self._flat:
             return
         flat, number = flat_name(namespace, name), 2
@@ -61,7 +61,7 @@ class Namespaces:
 
 
 def offered_tools(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The tools of a request, and those that earlier searches have found."""
+    """Tools of a request, and tools found by earlier searches."""
     return [*as_objects(body.get("tools")), *_found(body)]
 
 

@@ -1,7 +1,7 @@
-"""Items that tools of a provider have left in a history of Responses: as texts, or left out and noted.
+"""Converts items of provider-run tools in a Responses history to text, or leaves items out and notes the loss.
 
-What has a meaning for a reader (a search, what a program printed, the result of an MCP tool) becomes a line of the
-assistant. What only its provider or its client can read is left out: lists of tools, pictures, compactions, references.
+Readable items (a search, a program's output, the result of an MCP tool) become a line of the assistant. Items that only
+the provider or the client can read are left out: lists of tools, images, compactions, references.
 """
 
 from __future__ import annotations

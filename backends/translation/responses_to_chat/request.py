@@ -40,7 +40,7 @@ EXTENSIONS = tuple(
 )
 _OF_REPLY = ("id", "status", "annotations", "logprobs")  # members of an item or a part left from the earlier reply
 _TELEMETRY = ("client_metadata", "internal_chat_message_metadata_passthrough")  # of Codex: of the body, of items
-_DETAILS = ("low", "high")  # of pictures, that a chat has beside its default
+_DETAILS = ("low", "high")  # image details in a chat, besides the default
 _LOGPROBS, _ENCRYPTED = "message.output_text.logprobs", "reasoning.encrypted_content"
 NAMESPACE = "namespace"
 _encode = msgspec.json.Encoder().encode
@@ -126,8 +126,8 @@ class _History:
         turn["content"] = _joined(parts)
 
     def reasoning(self, item: Members, _role: Any) -> None:
-        """Texts of the reasoning; its summary only where there is nothing else. State beside it returns."""
-        if item.take("encrypted_content") is not None:  # nobody here has sealed it
+        """Add reasoning text, or else the summary, to the turn, with the provider state."""
+        if item.take("encrypted_content") is not None:  # not sealed by this gateway
             item.dropped.leave_out("input.reasoning.encrypted_content")
         state = item.take(STATE) or {}
         contents, summaries = ([part.take("text") for part in item.objects(name)] for name in ("content", "summary"))
@@ -422,11 +422,11 @@ def _logprobs(members: Members) -> Json:
 
 # -- tools that only a provider can run ------------------------------------------------------------
 #
-# Tools that agents offer beside their own functions, and that only a provider can run.
+# Built-in tools of agents that only a provider can run.
 #
-# Codex 0.169 offers search (`web_search`) in every request, and works on without: beside tools of the caller it is left
-# out, and noted. A request that offers nothing else is refused by name, and so is one whose `tool_choice` names such a
-# tool.
+# Codex 0.169 offers search (`web_search`) in every request, and works without. Beside the caller's own tools,
+# `web_search` is left out and noted. A request with built-in tools alone is refused by name, and so is a `tool_choice`
+# that names a built-in tool.
 
 
 _OPTIONAL = ("web_search", "tool_search", "image_generation")
@@ -438,7 +438,7 @@ def has_own_tools(tools: Any) -> bool:
 
 
 def refuse_tool(tool: Members, kind: str, beside_own: bool) -> None:
-    """Leave out a tool that the caller can do without. Raises UntranslatableError for another, unless it is dropped."""
+    """Leave out an optional built-in tool. Raises UntranslatableError for any other tool, unless the route drops it."""
     if not (beside_own and kind in _OPTIONAL):
         tool.refuse_kind(kind)
     elif not tool.dropped.drop(tool.at(kind)):

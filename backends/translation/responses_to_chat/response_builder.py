@@ -3,11 +3,10 @@
 - A whole reply is the last event of a stream: both are built by `ResponseBuilder`.
 - Ids of items are made of the chat completion's id, so a stream's bytes do not depend on the clock, nor on the reads
   that brought its chunks; where the server gives none, of random characters.
-- State that the server ties to the turn is sealed: into `encrypted_content` of the reasoning beside which it came, that
-  of a call into its `call_id`.
-- A function of a namespace comes back with the two names that the caller has given it.
+- Provider state of the turn is sealed: into `encrypted_content` of the reasoning item, state of a call into `call_id`.
+- A function of a namespace returns with the caller's two names.
 - Calls stay open to the end: a server may send the arguments of parallel calls in turns.
-- Reasoning is its own summary where the caller asks for one (`reasoning.summary`): most clients show summaries alone.
+- Reasoning is also sent as summary on request (`reasoning.summary`): most clients show summaries only.
 
 Event names and members: openai-python 3.54, types/responses (2026-11).
 """
@@ -152,7 +151,7 @@ class ResponseBuilder:
         return self._end(status, incomplete_details=details, usage=_usage_of_chat(usage), **tier)
 
     def fail(self, failure: Failure) -> None:
-        """End the response by an error. What came before stays as it is, unfinished."""
+        """End the response with an error. Earlier items stay incomplete."""
         if not self.response:
             self.begin(None, None, None)
         code = _ERROR_CODES.get(failure.status, "server_error")
@@ -260,7 +259,7 @@ class ResponseBuilder:
         self._close_part()
         if "status" in self._item:
             self._item["status"] = status
-        elif self._maker and "encrypted_content" not in self._item:  # also without state: it says who has thought
+        elif self._maker and "encrypted_content" not in self._item:  # even without state: names the maker
             self._item["encrypted_content"] = sealed(self._maker, self._state.take(reasoning_text(self._item)))
         self._emit("response.output_item.done", output_index=len(self._output) - 1, item=self._item)
         self._item = {}
@@ -359,7 +358,7 @@ def _concatenated(texts: Iterable[Any]) -> str:
 
 # -- members that repeat the request ---------------------------------------------------------------
 #
-# Members of a response that repeat its request, or say the same of every response of the gateway.
+# Members of a response that repeat the request or are constant.
 #
 # Open Responses (2026-04-24) asks for all of them, and for numbers and names where OpenAI's API has null or nothing: a
 # member that the caller has not set has OpenAI's default. `completed_at` is the exception, null in every response: a

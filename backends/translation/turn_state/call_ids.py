@@ -1,9 +1,9 @@
 """Ids of tool calls as callers get them.
 
-- A call without an id gets one of 16 random characters. So does a call whose id is in the caller's history already, or
-  in the answer: servers number calls anew in every answer, and clients and other servers pair results by id.
-- Members of a call beside its id, name and arguments are state of the server: they are sealed into the id, which every
-  client returns. So is an id with letters that another server refuses.
+- A call without an id gets an id of 16 random characters. So does a call whose id is already in the history or the
+  answer: servers restart numbering in every answer, and clients and other servers pair results by id.
+- Members of a call besides id, name and arguments are provider state, sealed into the id, which every client returns.
+  An id with characters that other servers refuse is sealed as well.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from backends.translation.translation import NO_CONTEXT, AnswerContext
 from backends.translation.turn_state.seals import id_of_call, sealed
 
-PLAIN = re.compile(r"[a-zA-Z0-9_-]{1,64}")  # accepted by all servers that take ids as they come
+PLAIN = re.compile(r"[a-zA-Z0-9_-]{1,64}")  # accepted by every server without an id format of its own
 
 
 def made_id(prefix: str = "call_") -> str:
@@ -24,13 +24,13 @@ def made_id(prefix: str = "call_") -> str:
 
 
 def plain_id(call_id: Any) -> str:
-    """A server's own id in letters that every server accepts, the same for a call and its result."""
+    """A server's call id in characters that every server accepts, the same for a call and its result."""
     text = str(call_id)
     return text if PLAIN.fullmatch(text) else re.sub(r"[^a-zA-Z0-9_-]", "_", text)[:64] or "call_"
 
 
 class CallIds:
-    """Of one answer. `body`: the caller's request."""
+    """Call ids of one answer. `body`: the caller's request."""
 
     __slots__ = ("_body", "_context", "_used")
 

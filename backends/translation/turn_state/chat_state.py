@@ -1,8 +1,8 @@
-"""State of a turn in the message or the deltas of a chat: what a server wants back beside text, reasoning and calls.
+"""Provider state in a chat's message or deltas, to be returned with text, reasoning and calls in the next turn.
 
 - `reasoning_details` (openrouter.ai/docs, reasoning tokens): parts with a text, a signature or a cipher, and their ids
   and formats. Pieces of a streamed detail are joined by its index.
-- Members of a message, or of a call, that the dialect does not have: `extra_content` and the like.
+- Members of a message or call outside the dialect, such as `extra_content`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _PIECES = ("text", "summary")
 
 
 def text_member(detail: Mapping[str, Any]) -> str:
-    """The name of the member that holds the text of a detail; empty: it has none."""
+    """Name of the text member of a detail; empty: no text."""
     return _TEXTS.get(str(detail.get("type")), "")
 
 
@@ -39,7 +39,7 @@ def is_thought(message: Mapping[str, Any]) -> bool:
 
 
 def members_of(message: Mapping[str, Any]) -> Json:
-    """State beside the details. Marks of thoughts are none."""
+    """Provider state other than `reasoning_details`. Thought marks are removed."""
     found = {name: value for name in MEMBERS if (value := message.get(name))}
     if found and is_thought(message):
         others = {name: _without_mark(each) for name, each in message["extra_content"].items()}
@@ -52,7 +52,7 @@ def _without_mark(extra: Any) -> Any:
 
 
 class ChatState:
-    """State of the deltas so far that is not sealed yet. `kept`: bounds it, with all else that the answer keeps."""
+    """Provider state of the deltas so far, not yet sealed. `kept`: limits the total size kept of an answer."""
 
     __slots__ = ("_calls", "_details", "_kept", "_members")
 
@@ -72,7 +72,7 @@ class ChatState:
             self._members = merged(self._members, members)
 
     def add_late(self, call_id: str, state: Json) -> None:
-        """Note state of a call whose id the caller knows already."""
+        """Add state of a call whose id was already sent to the caller."""
         self._calls[call_id] = merged(self._calls.get(call_id, {}), state)
 
     def take(self, text: str = "") -> Json:
@@ -95,7 +95,7 @@ class ChatState:
 
 
 def _ended(detail: Mapping[str, Any]) -> bool:
-    """Nothing more belongs to a detail: its signature or its cipher has come."""
+    """True if a detail is complete: signature or encrypted data has arrived."""
     return bool(detail.get("signature") or detail.get("data"))
 
 
@@ -111,7 +111,7 @@ def _without_text(details: list[Json], text: str) -> Json:
 
 
 def restored(state: Mapping[str, Any], text: str) -> list[Json]:
-    """The details of a state, with the text that the caller has kept beside it."""
+    """Restore the details of a state, with the text from the caller's history."""
     details = [dict(each) for each in state.get("details") or () if isinstance(each, Mapping)]
     match state.get("text"):
         case [int(place), str(member), int(order)] if 0 <= place < len(details):

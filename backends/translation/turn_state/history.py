@@ -1,13 +1,13 @@
-"""State of turns in the history of a request, for the one pool that the request is sent to.
+"""Provider state of turns in a request's history, opened for the pool that gets the request.
 
 Rules:
-- State of the pool's own maker returns bit for bit: in the dialect of its maker, or as the member STATE of the block or
-  item that held the seal, for the translation that follows.
-- State of another maker is left out, and noted: no other account, and no other model, accepts it. Its text stays where
-  the pool's servers read reasoning as text.
-- The gateway seals nothing in answers that pass untouched. It remembers who has made their signatures (`Recall`); what
-  it does not know is kept.
-- Ids of calls become those of the server that made them, in letters that every server accepts.
+- State of the pool's own maker returns bit for bit: in the maker's dialect, or for a later translation as the member
+  STATE of the block or item that held the seal.
+- State of another maker is left out and noted: other accounts and models do not accept such state. Reasoning text stays
+  if the pool's servers accept reasoning as text.
+- The gateway seals nothing in answers relayed unchanged. `Recall` remembers the maker of their signatures; signatures
+  of an unknown maker are kept.
+- Ids of calls become the original server's ids, in characters that every server accepts.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def unknown(_: str) -> str:
 
 
 class TurnHistory:
-    """The history of requests for one pool. `maker`: of the pool's turns. `is_native`: its servers get the caller's
-    dialect; `recall`: of signatures that are not sealed."""
+    """Opens histories of requests for one pool. `maker`: of the pool's turns. `is_native`: the servers speak the
+    caller's dialect. `recall`: finds makers of unsealed signatures."""
 
     def __init__(self, maker: str, operation: Operation, is_native: bool, recall: Recall = unknown) -> None:
         self._maker, self._recall = maker, recall
@@ -41,7 +41,7 @@ class TurnHistory:
         self._seals = Opener()
 
     def opened(self, body: Json, dropped: Omissions) -> Json:
-        """The body with the pool's own state, and without that of others. `body` is not changed."""
+        """A copy of the body with the pool's own state, and without state of other makers."""
         self._seals = Opener()
         return body if self._read is None else self._read(self, body, dropped)
 
@@ -153,7 +153,7 @@ class TurnHistory:
     # -- all -----------------------------------------------------------------------------
 
     def _found(self, value: Any) -> Opened | None:
-        """The maker of a value, by its seal or by memory; None: it is the pool's own as it stands, or not known."""
+        """Maker and state of a value, by seal or by `recall`; None: the pool's own value, or unknown."""
         if (found := self._seals.opened(value)) is not None:
             return found
         if not isinstance(value, str) or not value:
@@ -164,7 +164,7 @@ class TurnHistory:
         return Opened(maker, value) if maker and maker != self._maker else None
 
     def _call(self, call: Any, member: str, place: str, dropped: Omissions, *, is_result: bool = False) -> Any:
-        """A call or its result with the server's own id, and the call with its state."""
+        """Restore the server's id in a call or result, and the state in a call."""
         if not isinstance(call, dict):
             return call
         found = self._seals.opened(call.get(member))
@@ -179,7 +179,7 @@ class TurnHistory:
 
 
 def without_state(call: Any) -> Any:
-    """A call of a chat with its state as the members that it was."""
+    """Restore provider state in a chat's tool call from STATE to its original members."""
     if not isinstance(call, dict) or (state := call.pop(STATE, None)) is None:
         return call
     function = call.get("function")

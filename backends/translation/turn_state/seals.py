@@ -1,14 +1,14 @@
-"""Seals: state that a provider ties to a turn, in the opaque member that the caller's dialect has for state of its own.
+"""Seals: provider state of a turn, encoded in the opaque state member of the caller's dialect.
 
     ftst1-<12 hex digits: the maker><base64url of JSON: the state>
 
 Rules:
-- The maker is the account and the model that wrote the turn, as a digest: no name and no key can be read from it.
-- The state is the provider's own, bit for bit. To its maker it returns as it came; for every other pool it is left out.
-- Nothing is stored, and every gateway with the same pools opens a seal, also after a restart. A caller could forge one,
-  and would send a provider only what he may send without.
-- The letters are those of the narrowest member, the id of a call in Messages.
-- The seals of a history have MOST_ELEMENTS in all: what is opened is bounded as a body is.
+- The maker is a digest of the account and the model that wrote the turn, and reveals no name and no key.
+- The state is the provider's, bit for bit. The maker gets the state back unchanged; every other pool goes without.
+- Nothing is stored: every gateway with the same pools opens a seal, also after a restart. A forged seal gains nothing:
+  the caller can send the same state to the provider unsealed.
+- The alphabet is that of the narrowest member, a call id in Messages.
+- Seals of a history hold at most MOST_ELEMENTS in total, a bound like that of a body.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ def sealed(maker: str, state: Any) -> str:
 
 
 class Opener:
-    """Opens the seals of one history."""
+    """Decodes the seals of one history."""
 
     def __init__(self) -> None:
         self._left = MOST_ELEMENTS
 
     def opened(self, text: Any) -> Opened | None:
-        """None: no seal, one that is damaged, or one too many."""
+        """Decode a seal. None: not a seal, damaged, or beyond the limit of MOST_ELEMENTS per history."""
         if not isinstance(text, str) or not text.startswith(MARK):
             return None
         try:

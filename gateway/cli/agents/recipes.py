@@ -16,7 +16,7 @@ from shlex import quote
 from string import Template
 
 KEY_VARIABLE = "FIRSTTOKEN_KEY"
-CLAUDE_RESERVE = 13_000  # tokens that Claude Code 2.1 keeps free in its context window, beside an answer
+CLAUDE_RESERVE = 13_000  # context tokens that Claude Code 2.1 keeps free, besides an answer
 ANSWERS = 4  # a quarter of the window is for the answer
 
 
@@ -210,7 +210,7 @@ def _values(facts: GatewayFacts) -> Mapping[str, str]:
 
 
 def _filled(template: str, values: Mapping[str, str]) -> str:
-    """The template without its lines that name an unknown value."""
+    """Fill a template. Lines that name an unknown value are left out."""
     lines = template.splitlines(keepends=True)
     return "".join(Template(line).substitute(values) for line in lines if _names(line) <= values.keys())
 

@@ -1,10 +1,10 @@
 """`firsttoken check --live`: asks every endpoint for its models and for one token, and reports faults and warnings.
 
 Rules:
-- Requests take the gateway's own path: its connections, TLS, proxies, dialects, and the first token as it counts it.
-- What will be sent, and its price, is printed before it is sent. `--no-tokens` sends no request that costs anything.
-- An endpoint has STEPS times the timeout, and MAX_ASKED endpoints are asked at a time, so the whole is bounded.
-- A first token that is slower than a budget is asked for again: a first request may have waited for a model to load.
+- Requests use the gateway's own connections, TLS, proxies, dialects and first-token detection.
+- The requests and their price are printed before sending. `--no-tokens` sends only free requests.
+- Total time is bounded: STEPS timeouts per endpoint, MAX_ASKED endpoints at a time.
+- A first token over budget is measured again: the first request may have waited for a model to load.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ async def _list_models(live: LiveFleet, endpoint: Endpoint) -> ListingFacts:
 
 
 async def _read_page(live: LiveFleet, endpoint: Endpoint) -> PageFacts:
-    """As the gateway's polls find it."""
+    """Read the load page like the gateway's polls."""
     upstream = live.runtime.upstreams[endpoint.id]
     if upstream.backend.load() is None:
         return PageFacts()

@@ -1,8 +1,8 @@
-"""Facts of one endpoint, as `check --live` has found them, and the reading of replies that may be hostile.
+"""Findings of `check --live` at one endpoint, and parsing of possibly hostile replies.
 
 Rules:
-- Text of a server is cut, put on one line without control characters, and masked where it holds a configured key.
-- Whatever a server sends, reading raises nothing.
+- Server text is truncated, put on one line without control characters, and masked if it contains a configured key.
+- Parsing never raises, whatever a server sends.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 from backends.interface import Failure
 from gateway.config.models import Config
 
-LARGEST_WINDOW = 100_000_000  # tokens that are believed
+LARGEST_WINDOW = 100_000_000  # largest plausible window, tokens
 MAX_NAMES = 2_000  # of models, of one list
 MAX_NAME = 100  # characters of a model's name
 MAX_TEXT = 160  # characters of a server's message
@@ -37,7 +37,7 @@ class ListingFacts:
     skew: float | None = None  # s that the server's clock is ahead
     window: int | None = None  # tokens of context, as listed
     ends: Mapping[str, date] = field(default_factory=dict)  # last days of models, as listed
-    elsewhere: str = ""  # URL at which the API was found, where it is not at the configured one
+    elsewhere: str = ""  # URL of the API, if not the configured URL
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class TokenFacts:
 
 @dataclass(frozen=True, slots=True)
 class PageFacts:
-    """The engine's own pages, as the gateway will read them. `fault` empty: its load is told."""
+    """Findings on the engine's load page. `fault` empty: the load is readable."""
 
     fault: str = ""
     other_ranks: bool = False
@@ -59,12 +59,12 @@ class PageFacts:
 
 @dataclass(frozen=True, slots=True)
 class EndpointFacts:
-    """`token` None: not asked for one. `overdue`: the endpoint used up its time."""
+    """Findings at one endpoint. `token` None: no token was requested. `overdue`: the time limit was reached."""
 
     id: str
     pool: str
     url: str
-    models: tuple[str, ...]  # that the pool asks for
+    models: tuple[str, ...]  # models of the pool
     local: bool
     listing: ListingFacts
     token: TokenFacts | None = None
@@ -97,8 +97,8 @@ def read_names(body: bytes) -> frozenset[str] | None:
 
 
 def least_window(entries: Iterable[Mapping[str, Any]]) -> int | None:
-    """Tokens of context that entries of a list of models tell (`max_model_len` of vLLM and SGLang), the least of them;
-    None: one tells none."""
+    """Smallest context window, in tokens, in a list of models (`max_model_len` of vLLM and SGLang); None: an entry has
+    none."""
     told = [entry.get("max_model_len") for entry in entries]
     known = [tokens for tokens in told if type(tokens) is int and 0 < tokens <= LARGEST_WINDOW]
     return min(known) if known and len(known) == len(told) else None

@@ -1,16 +1,16 @@
 """`firsttoken probe POOL`: measures TTFT and TPOT of a pool's endpoints by prompt size, and saves the profile.
 
 Rules:
-- Requests take the gateway's own path, one endpoint after the other: endpoints may share a machine.
-- Prompts are random words, so that no cache holds them. The first request of an endpoint, which may wait for a model to
-  load, is not measured.
-- What will be sent, and its price, is printed before it is sent. Where it costs something, the operator agrees first:
-  `--tokens`, or an answer on the terminal. `--no-tokens` ends there.
-- A request has a timeout, and a failure ends the measurement of its endpoint, so the whole is bounded.
-- The fleet learns of the requests as of a caller's. What it has learned is saved as a gateway saves it at its stop
-  (`gateway.fleet.learned_keeper`), on top of what was saved before.
+- Requests use the gateway's own path, one endpoint after the other: endpoints may share a machine.
+- Prompts are random words, to avoid cache hits. The first request of an endpoint is not measured: a model may have to
+  load.
+- The requests and their price are printed before sending. Paid requests need consent: `--tokens`, or an answer on the
+  terminal. `--no-tokens` ends there.
+- Total time is bounded: a request has a timeout, and a failure ends the measurement of its endpoint.
+- The fleet learns as from callers' requests. Learned state is merged into the saved state
+  (`gateway.fleet.learned_keeper`), as when a gateway stops.
 
-Its report is a table, with bars for a terminal.
+The report is a table, with bars for a terminal.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from policies.types import Endpoint
 
 @dataclass(frozen=True, slots=True)
 class ProbeSample:
-    """One request. `size`: prompt tokens that were meant, `tokens`: reported. Times in s; `failure` empty: none."""
+    """One request. `size`: intended prompt tokens, `tokens`: reported. Times in s; `failure` empty: none."""
 
     endpoint: str
     size: int
@@ -61,7 +61,7 @@ class ProbeSample:
 
 @dataclass(frozen=True, slots=True)
 class ProbeCell:
-    """The requests of one size to one endpoint, `at_once` at a time. NaN where there is no value."""
+    """Requests of one size to one endpoint, `at_once` concurrently. NaN: no value."""
 
     endpoint: str
     size: int
@@ -171,7 +171,7 @@ def probe(args: argparse.Namespace) -> int:
 
 
 def announcement(config: Config, pool: str) -> str:
-    """List the requests, with their price."""
+    """Lines that list the requests and the price."""
     section, sizes = config.pools[pool], sizes_of(config, pool)
     endpoints, each = len(config.addresses_of(pool)), ALONE + AT_ONCE
     most = sum(each * section.price_in_force.at_most(size + FRAME, OUTPUT) for size in sizes)
@@ -183,7 +183,7 @@ def announcement(config: Config, pool: str) -> str:
 
 
 def sizes_of(config: Config, pool: str) -> tuple[int, ...]:
-    """Tokens of prompts that fit the context window, as far as it is known. Raises ConfigError without any."""
+    """Prompt sizes, in tokens, that fit the context window if known. Raises ConfigError if no size fits."""
     window = config.pools[pool].context_window
     sizes = tuple(size for size in SIZES if window is None or size + FRAME + OUTPUT <= window)
     if not sizes:
@@ -300,7 +300,7 @@ class PoolProbe:
 
 # -- prompts ---------------------------------------------------------------------------------------
 #
-# Prompts that no cache holds: random words, each of which is one token in the usual vocabularies.
+# Uncached prompts: random words, each a single token in the usual vocabularies.
 
 
 # Frequent words of English: a token each, with the space before, in the encodings of OpenAI.

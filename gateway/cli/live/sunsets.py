@@ -12,7 +12,7 @@ from gateway.cli.live.live_findings import Finding
 from gateway.config.config_errors import dotted
 from gateway.config.models import Config
 
-AHEAD = timedelta(days=180)  # that an end is told before its day
+AHEAD = timedelta(days=180)  # warning period before a model ends
 GONE = "gone"
 _LISTED, _ROW = "as its server lists", "as the facts of models have it"
 
@@ -33,7 +33,7 @@ def _listed(end: date, today: date) -> str:
 
 
 def _believed(facts: Facts, today: date) -> str:
-    """Empty: no end is known, or it is far."""
+    """Words for a model's end by the fact rows; empty: no known end within AHEAD."""
     if facts.shutdown == GONE:
         return f"has ended, {_ROW}"
     heir = f" (from then on '{facts.routed_to}' answers)" if facts.routed_to else ""

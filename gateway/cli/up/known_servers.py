@@ -67,8 +67,8 @@ class KnownServer:
 
 @dataclass(frozen=True, slots=True)
 class FoundServer:
-    """A server that was asked. `models`: usable names; `loaded`: a model in its memory; `window`: tokens of context, as
-    far as it tells; `ttfts`: s, by model, and None where no token came in time."""
+    """A probed server. `models`: usable names; `loaded`: a model in memory; `window`: context tokens, if reported;
+    `ttfts`: seconds by model, None on timeout."""
 
     server: KnownServer
     kind: str
@@ -85,14 +85,14 @@ class FoundServer:
 
     @property
     def is_usable(self) -> bool:
-        """An API is kept whatever it answers: its key, or the network, may come back."""
+        """True for a server to configure. An API is kept even if unreachable: the key or the network may recover."""
         return self.reach is Reach.OK or (self.is_api and self.reach is not Reach.GATEWAY)
 
 
 def apis(environ: Mapping[str, str], own_port: int) -> Iterator[KnownServer]:
     """APIs with a key in the environment. Raises ConfigError for a wrong URL.
 
-    A URL that is this gateway's own, as clients of it have in their environment, is ignored.
+    A URL of this gateway itself, set for clients in the environment, is ignored.
     """
     for name, kind in KINDS.items():
         if not kind.needs_key:
@@ -119,7 +119,7 @@ def _is_own(url: str, variable: str, own_port: int) -> bool:
 
 
 def local_servers(environ: Mapping[str, str], ports: Sequence[int] | None) -> list[KnownServer]:
-    """Ports of this machine to ask; None: the usual ones, and that of OLLAMA_HOST."""
+    """Local ports to probe. `ports` None: the usual ports, and the port of OLLAMA_HOST."""
     asked = LOCAL_PORTS if ports is None else tuple(ports)
     if ports is None and (port := _ollama_port(environ.get("OLLAMA_HOST", ""))):
         asked = (port, *asked)
@@ -140,12 +140,12 @@ def _ollama_port(host: str) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class ListedModels:
-    """Usable names of GET /v1/models, the number of others, and the owner of the first."""
+    """Usable names in GET /v1/models, the number left out, and the owner of the first model."""
 
     names: Sequence[str]
     left_out: int
     owner: str
-    window: int | None = None  # tokens of context, the least of what its models tell
+    window: int | None = None  # context tokens, the smallest that the models report
 
 
 def listed_models(answer: Any) -> ListedModels | None:

@@ -1,9 +1,9 @@
-"""Models of the routes `best`, `balanced` and `fast`, among those that the servers list.
+"""Chooses models for the routes `best`, `balanced` and `fast` from the models that the servers list.
 
-Of an API these are the newest of its largest models, and the newest of its small ones, by the rows of facts
-(`backends/facts/models.yaml`, with the rules in its section `tiers`); a preview, or a model that leaves soon, only
-where there is no other. Of a server of this machine it is the model in its memory, or else its first. An API whose
-names no row knows has one only where it lists few, or where no other server has any: then its first.
+- API: the newest large model and the newest small model, by the fact rows (`backends/facts/models.yaml`, rules in its
+  section `tiers`). Previews and models close to shutdown are the last choice.
+- API with unknown model names: its first model, only if the API lists few models or no other server has a model.
+- Local server: the loaded model, or else the first listed.
 """
 
 from __future__ import annotations

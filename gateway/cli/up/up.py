@@ -1,6 +1,6 @@
 """`firsttoken up`: finds model servers, shows them, and serves them; `firsttoken serve` without a file does so unasked.
 
-Nothing is sent to an API but a request for its models, which is free, unless somebody agrees to time its first token.
+An API gets only a free request for its list of models, unless the user agrees to time a first token.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from policies.routes.model_names import is_pattern
 
 FILE = Path("firsttoken.yaml")
 PORT, ADMIN_PORT = 8080, 9090
-TRIED = 20  # ports, from the usual one on
+TRIED = 20  # ports from the default upwards
 SHOWN_MODELS = 3
 SHOWN_WIDTH = 60  # columns of the names of models
 QUESTION = (
@@ -62,7 +62,7 @@ NOTHING = (
 
 
 def up(args: argparse.Namespace) -> int:
-    """`args`: port, admin_port (None: the usual one or a free one after it), local (ports), tokens, write."""
+    """Run `up`. `args`: port, admin_port (None: the default or the next free port), local (ports), tokens, write."""
     if args.write and FILE.exists():
         raise ConfigError([f"{FILE} exists and is not overwritten; serve it: firsttoken serve --config {FILE}"])
     port = _free_port(PORT) if args.port is None else args.port
@@ -197,7 +197,7 @@ def greeting_of(config: Config, url: str, admin_url: str) -> str:
 
 
 def _free_port(first: int) -> int:
-    """The first port from `first` on that nobody listens on."""
+    """The first free port from `first` upwards."""
     for port in range(first, first + TRIED):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -20,7 +20,7 @@ from gateway.cli.up.known_servers import FoundServer, Reach
 from gateway.cli.up.tier_models import models_of_tiers, quality_order
 
 WIDTH = 110
-OPEN_ENDED = ("ollama", "compatible")  # servers of this machine that get further models while they run
+OPEN_ENDED = ("ollama", "compatible")  # local servers that load further models at run time
 HEADER = """\
 # Written by `firsttoken up` from the servers that it found. Serve it with: firsttoken serve --config {file}
 # Every model answers as POOL/MODEL, and under its own name where one pool alone lists it. Keys stay in the environment.
@@ -56,7 +56,7 @@ _Dumper.add_representer(QuotedText, lambda dumper, text: dumper.represent_scalar
 
 
 def named(found: Sequence[FoundServer]) -> list[FoundServer]:
-    """Servers with pool names of their own: a second vLLM is named by its port."""
+    """Servers with unique pool names: a second vLLM gets its port as suffix."""
     times = Counter(each.server.name for each in found)
     return [
         replace(each, server=replace(each.server, name=f"{each.server.name}-{each.server.port}"))
@@ -82,7 +82,7 @@ def config_text(found: Sequence[FoundServer], listen: str, admin: str, access_lo
 
 
 def _pools(found: FoundServer, chosen: Mapping[str, str]) -> dict[str, Any]:
-    """The pool with all models of a server; of an API one more for each model of a tier, whose times are its own."""
+    """A pool with all models of a server; for an API also a pool per tier model, as latencies differ by model."""
     section, name = _reached(found), found.server.name
     models = FlowList(_written(model) for model in found.models)
     if found.is_api or found.kind in OPEN_ENDED:
@@ -107,8 +107,8 @@ def _reached(found: FoundServer) -> dict[str, Any]:
 
 
 def _passthrough(found: Sequence[FoundServer]) -> str | None:
-    """The first API without a list takes names that nobody lists, unless a server of this machine was found: a
-    misspelt name of its models must not send a prompt out of the machine."""
+    """The API for unlisted model names: the first API without a list. None if a local server was found: a misspelt name
+    must not send a prompt off the machine."""
     unlisted = [each for each in found if each.is_api and each.reach is not Reach.OK]
     unlisted.sort(key=lambda each: each.reach is Reach.REFUSED)
     if not unlisted or not all(each.is_api for each in found):

@@ -1,15 +1,14 @@
-"""Learns from refusals of requests (400, 422) what servers do not take, and asks them in another form.
+"""Learns from refusals (400, 422) what servers do not accept, and retries with a changed body.
 
 Rules:
-- A refusal that names a member, a value, a role or a form is mended: the endpoint is asked again, beside
-  `max_attempts`, in the form that the table of refusals has for it (`backends.lessons`). Servers name one member after
-  the other: a request may be mended MOST_MENDS times at an endpoint, before its deadline, each time by another body.
-- The lesson is remembered by pool, model and operation (`policies.lessons.lesson_book`), and bodies are changed before
-  they are sent from then on, for those callers for whom it counts.
-- A caller's own body that a server refuses on its merits is refused. A body that the gateway has translated or changed,
-  or a member that the gateway has added, is no such body: another pool is asked, and one is where the server lacks
-  what the request means.
-- What a server does not get of a request is told in x-firsttoken-left-out; the Record has the lessons.
+- A refusal that names a member, a value, a role or a form is mended: the request is sent again to the endpoint, not
+  counted in `max_attempts`, changed by the table of refusals (`backends.lessons`). Servers name one member at a time: a
+  request may be mended MOST_MENDS times per endpoint before the deadline, each time with a different body.
+- Lessons are stored by pool, model and operation (`policies.lessons.lesson_book`). Later bodies are changed before
+  sending, for the callers for whom the lesson counts.
+- A caller's unchanged body refused on its merits is refused. A refusal of a body or a member written by the gateway
+  goes to another pool, and so does a request for a feature that the server lacks.
+- Content left out is named in x-firsttoken-left-out; the Record has the lessons.
 - Each process learns for itself.
 """
 
@@ -68,7 +67,7 @@ class AppliedLessons:
 
 @dataclass(frozen=True, slots=True)
 class TaughtForm:
-    """A form in which a pool is asked. `body`: another one; None: that of the request."""
+    """A form of the request for a pool. `body`: a rebuilt body; None: the request's body."""
 
     lessons: tuple[Applied, ...]
     body: TranslatedBody | None = None
@@ -113,7 +112,7 @@ class LessonsPart(Part):
         return Hooks(fit=self.fit, mend=self, ended=self.ended) if plan.operation in TAUGHT else NO_HOOKS
 
     def reload(self) -> None:
-        """Forget pools that are gone, or changed: their servers may be others."""
+        """Forget lessons of removed or changed pools: the servers may be different."""
         before, self._sections = self._sections, self._runtime.current.config.pools
         self._book.keep(lambda pool: pool in before and before[pool] == self._sections.get(pool))
 
@@ -123,7 +122,7 @@ class LessonsPart(Part):
     # -- before the attempts ----------------------------------------------------------------
 
     def fit(self, ask: Ask) -> None:
-        """Change what pools are sent by the lessons that count for the caller."""
+        """Apply the lessons that count for the caller to the bodies for pools."""
         request, record = ask.request, ask.timeline.record
         if request.changes:  # of the configuration before a reload
             request.changes = {}
@@ -156,8 +155,8 @@ class LessonsPart(Part):
         lesson: Lesson,
         here: Sequence[Applied],
     ) -> TaughtForm | None:
-        """The body for another operation of the pool; None: its servers have none, or it cannot be expressed there.
-        `here`: lessons of the operation that is left; what the server takes of names and ids holds there as well."""
+        """The body for another operation of the pool; None: not spoken there, or the request cannot be expressed.
+        `here`: lessons of the present operation, of which facts on names and ids also apply to the other operation."""
         spoken = servers.native.get(place.pool, ())
         wanted = next((each for each in spoken if each.value == lesson.operation), None)
         if wanted is None:
@@ -252,7 +251,7 @@ class LessonsPart(Part):
             self._book.answered(place, routed.request.caller, lesson, now)
 
     def ended(self, ask: Ask, race: Race) -> None:
-        """An answer to a body that was changed before it was sent proves a lesson, too."""
+        """Count an answer to a body changed before sending as proof of the lessons."""
         wire = race.winner
         if self._book and wire is not None and wire.attempt.kind is not AttemptKind.MENDED:
             self.answered(race.routed, wire)
@@ -294,7 +293,7 @@ def _is_own(routed: RoutedRequest, wire: WireAttempt, reading: Reading) -> bool:
 
 
 def _written(wire: WireAttempt, other: TranslatedBody | None, changes: Sequence[BodyChange]) -> bytes:
-    """Bytes that the server would get of another body (None: of that of the attempt) with other changes."""
+    """Body bytes for the server with other changes. `other` None: the attempt's own body."""
     body = wire.request.body if other is None else other.body
     return wire.upstream.backend.call(replace(wire.request, body=body, changes=tuple(changes))).body
 
@@ -317,13 +316,13 @@ def _body(request: InferenceRequest, pool: str) -> Mapping[str, Any]:
 
 
 def _believed(lessons: Iterable[Applied]) -> Believed:
-    """Facts by which another body is made; of two values of one fact the later."""
+    """Facts for a rebuilt body; the latest value of each fact."""
     changes = (change for _, each in lessons for change in each.changes if change.kind is ChangeKind.FIT)
     return tuple({change.path: change.values for change in changes}.items())
 
 
 def _as_overrides(believed: Believed) -> dict[str, Any]:
-    """As a pool's `accepts` has them."""
+    """Convert to the format of a pool's `accepts`."""
     written: dict[str, Any] = {}
     for path, values in believed:
         name, _, inner = path.partition(".")

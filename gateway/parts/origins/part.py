@@ -1,9 +1,9 @@
-"""Makers of the signatures in answers that pass untouched: a session that changes its model leaves others' out.
+"""Remembers makers of signatures in answers relayed unchanged: a session that changes models drops foreign signatures.
 
-- No byte of such an answer is changed, so its maker is remembered by a digest of each signature: no text, no key.
-- Bounded by MOST for a process; beyond, the caller with most gives up its oldest. An unknown signature is kept in the
-  request: the server judges it.
-- A digest is found whoever asks: a signature is known only to those who have seen its answer.
+- Answers are not modified. The maker is stored by a digest of each signature: no text, no key.
+- At most MOST digests per process; beyond, the oldest digest of the caller with most is dropped. An unknown signature
+  stays in the request, and the server decides.
+- Lookups ignore the caller: a signature is known only to callers who have seen its answer.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Origins(Part):
         self._makers: dict[bytes, str] = {}
         self._by_caller: dict[str, dict[bytes, None]] = {}  # digests, the oldest first
         self._by_count: dict[int, dict[str, None]] = {}  # callers with so many: the most is found in one step
-        self._most = 0  # digests of one caller
+        self._most = 0  # most digests of any caller
 
     def on(self, plan: RoutePlan) -> Hooks:
         speaks = any(Operation.MESSAGES in plan.runtime.operations[pool] for pool in plan.route.pools)

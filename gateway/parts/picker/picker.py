@@ -1,14 +1,13 @@
 """Picks endpoints for requests whose bytes another proxy carries: parse, estimate, wait, decide.
 
 The same steps as `Proxy.serve`, up to the decision. Rules:
-- An answer comes within WITHIN of the whole request, or within `hold` where the data plane waits for it: where the
-  request would wait for an engine for longer, it leaves the queue, and the best endpoint of that moment is named. Where
-  there is none below its cap, or the request is not read within WITHIN, it is the least loaded endpoint of the route
-  that is up.
-- Where the parsing alone takes longer (bodies above 150 KB are parsed in a thread, in turn), the body is read for its
-  model only: no request goes to a pool of another model.
-- A request without a body, or with a model that no route knows, goes to the least loaded endpoint of all pools: the
-  engine answers or refuses it.
+- The reply is due WITHIN seconds after the whole request, or within `hold` if the data plane waits. A request that
+  would wait longer for an engine leaves the queue, and goes to the best endpoint at that moment. If all endpoints are
+  at their cap, or the request is not parsed within WITHIN, the least loaded healthy endpoint of the route is picked.
+- If parsing takes longer (bodies above 150 KB are parsed in a thread, in turn), only the model is read from the body:
+  no request goes to a pool of another model.
+- A request without a body, or with an unknown model, goes to the least loaded endpoint of all pools: the engine answers
+  or refuses.
 - Only endpoints that know the model by the same name are named together: the body is written once.
 - Endpoints come and go while a request waits: a decision is answered from the runtime in force when it was made.
 - Names of headers come in two generations; a caller's own control headers steer nothing.
@@ -78,7 +77,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A request, the route of its model, and its place in the queue."""
+    """A request with route and queue entry."""
 
     request: InferenceRequest
     named: RoutedName
@@ -87,8 +86,8 @@ class Waiting:
 
 @dataclass(slots=True)
 class Pick:
-    """`addresses`: where the request goes, best first. `model`: by which the servers know the model; empty: as the
-    request does. `routed`: None where only loads were compared."""
+    """Result of a pick. `addresses`: endpoints, best first. `model`: the servers' name of the model; empty: same as in
+    the request. `routed` None: only loads were compared."""
 
     addresses: Sequence[str]
     model: str = ""
@@ -97,8 +96,8 @@ class Pick:
 
 
 class UncountedPicks:
-    """Counts requests that were named an endpoint by load alone. The fleet does not count such a request; its engine's
-    metrics include it from the next poll on."""
+    """Counts picks by load alone. The fleet does not count such requests; the engine's metrics include them from the
+    next poll on."""
 
     def __init__(self) -> None:
         self._named: dict[str, tuple[int, float, int]] = {}  # by endpoint: turn, time of the last poll, requests since
@@ -117,7 +116,7 @@ class UncountedPicks:
         return load.in_flight + load.running + load.waiting + since, self._named.get(id, (0,))[0]
 
     def _since(self, id: str, scraped_at: float) -> int:
-        """Requests since the last poll. 0 for an engine that is not polled: those are taken in turn."""
+        """Requests since the last poll; 0 for engines without polls, which are picked round-robin."""
         _, at, count = self._named.get(id, (0, NEVER, 0))
         return count if at == scraped_at != NEVER else 0
 
@@ -170,7 +169,7 @@ class Picker:
             raise unavailable()
         ids = {address: by_address[address].endpoint.id for address in allowed}
         chosen, model = self._alike(ids, waiting.named, found.request.model)
-        if (first := by_address[chosen[0]]).load.wake_s:  # its request waits there until it is awake
+        if (first := by_address[chosen[0]]).load.wake_s:  # a sleeping engine: the request waits there
             self._waker.wake(first.endpoint.id, self._runtime.current.upstreams)
         return Pick(chosen, model, found, by_address)
 
@@ -190,7 +189,7 @@ class Picker:
 
     @contextmanager
     def _asking_for_time(self, asked: Asked, limit: asyncio.Timeout) -> Iterator[None]:
-        """Moves `limit` to the end of the hold, once it is known that the request waits."""
+        """Extend `limit` to the end of the hold once the request is known to wait."""
         loop = asyncio.get_running_loop()
         if self._hold <= WITHIN:
             yield
@@ -240,8 +239,8 @@ class Picker:
         return Waiting(request, named, self._queue.queued(request, route, estimate, ANYONE))
 
     def _decided_at_once(self, waiting: Waiting) -> Decision | None:
-        """The best endpoint now for a request that the queue would hold for longer; None: there is none, it is at its
-        cap, or a reload has replaced the route."""
+        """The best endpoint now, for a request that the queue would hold longer; None: no endpoint, at its cap, or the
+        route was replaced by a reload."""
         queued = waiting.queued
         named = self._named(waiting.request.model)
         if named is None or named.route is not queued.route:
@@ -309,7 +308,7 @@ class Picker:
 
 
 def with_old_names(headers: Mapping[str, str]) -> dict[str, str]:
-    """Header values under the names that are read; the current name of a header counts before the old one."""
+    """Headers with old names set from current names; a current name takes precedence."""
     return {**headers, **{old: headers[new] for new, old in RENAMED.items() if new in headers}}
 
 

@@ -1,7 +1,7 @@
-"""Requests that refer to state which an endpoint keeps for the caller: responses, conversations, message threads.
+"""Routes requests that refer to state kept by an endpoint: responses, conversations, message threads.
 
-Such a request goes to the endpoint with that state, under the backend's own ids; the ids in its answer are sealed.
-Encrypted reasoning returns to the pool that has made it, and holds a request at none.
+Such a request goes to the endpoint with the state, under the backend's own ids; ids in the answer are sealed. Encrypted
+reasoning returns to the pool of its maker, but does not pin a request.
 """
 
 from __future__ import annotations

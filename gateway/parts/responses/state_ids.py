@@ -5,14 +5,14 @@ Such state lives at one endpoint, or with the provider behind it. The id that a 
     resp_<8 hex digits: the endpoint><24 hex digits: HMAC-SHA256 over endpoint and id><the backend's id without `resp_`>
 
 Rules:
-- The seal is all that is needed to find the endpoint again. Nothing is stored, and every replica with the same keys and
-  endpoints opens an id, also after a restart.
+- The seal suffices to find the endpoint. Nothing is stored: every replica with the same keys and endpoints opens an id,
+  also after a restart.
 - The key of the seals belongs to a key of a caller (a tenant): an id of another tenant is as unknown as a forged one.
 - Nothing of an endpoint's name can be read from an id: its digits are an HMAC too.
 - A seal depends on nothing else: the same id of a backend always gets the same seal.
-- A session may change its model at any step: encrypted reasoning pins a request to no pool. One that is unknown (of a
-  backend that the request cannot use, or forged) is left out as another maker's is. Without an id, or a compaction,
-  an answer would be another answer: unknown ones are refused.
+- A session may change models at any step: encrypted reasoning pins no request to a pool. Unknown reasoning (of a
+  backend that the request cannot use, or forged) is left out like that of another maker. Unknown ids and compactions
+  are refused, as the answer depends on them.
 """
 
 from __future__ import annotations
@@ -110,9 +110,9 @@ class Home:
 
 @dataclass(frozen=True, slots=True)
 class OpenedState:
-    """A body with the backends' own ids. `pinned`: the endpoint with that state; empty: any may serve the request.
-    `readers`: by pool, the endpoint that reads its encrypted reasoning. `has_turns`: the body has such reasoning,
-    sealed for its makers."""
+    """A body with the backends' own ids. `pinned`: the endpoint with the state; empty: any endpoint may serve.
+    `readers`: by pool, the endpoint that can read the encrypted reasoning. `has_turns`: the body has sealed encrypted
+    reasoning."""
 
     body: Mapping[str, Any]
     pinned: str = ""
@@ -141,7 +141,7 @@ def open_request(body: Mapping[str, Any], ids: StateIds, homes: Mapping[str, Hom
 
 
 def _encrypted(item: Any) -> bool:
-    """A backend's own content; that of a translated answer names its maker itself."""
+    """True for encrypted content of a backend, not sealed by a translation."""
     content = item.get("encrypted_content") if isinstance(item, dict) else None
     return isinstance(content, str) and not is_seal(content)
 
@@ -151,7 +151,7 @@ def _is_reasoning(item: Any) -> bool:
 
 
 class _Opener:
-    """Opens what a request cannot do without, all of which must belong to one endpoint."""
+    """Opens required state ids of a request, all of which must belong to a single endpoint."""
 
     def __init__(self, ids: StateIds, endpoints: Collection[str]) -> None:
         self.endpoint = ""
@@ -185,9 +185,9 @@ class _Opener:
 
 
 class _Reasoning:
-    """Seals encrypted reasoning for its makers, which get it back as it was; every other pool goes without
-    (`backends.translation.turn_state.history`). Of a pool's endpoints, which need not read each other's, the one with
-    the latest reads it. `pinned`: the one endpoint that can serve the request."""
+    """Seals encrypted reasoning for its maker; other pools get none (`backends.translation.turn_state.history`).
+    Endpoints of a pool may not read each other's reasoning: the endpoint of the latest item gets its own. `pinned`: the
+    only endpoint that can serve the request."""
 
     def __init__(self, ids: StateIds, homes: Mapping[str, Home], pinned: str) -> None:
         self.readers: dict[str, str] = {homes[pinned].pool: pinned} if pinned else {}
