@@ -46,6 +46,11 @@ CASES: dict[str, tuple[dict[str, Any], BodyChange, dict[str, Any]]] = {
         BodyChange(ChangeKind.RENAME, "effort", to="reasoning.effort"),
         {"reasoning": {"effort": "low"}},
     ),
+    "another place that is taken": (
+        {"effort": "low", "reasoning": {"effort": "high"}},
+        BodyChange(ChangeKind.RENAME, "effort", to="reasoning.effort"),
+        {"reasoning": {"effort": "high"}},
+    ),
     "the nearest value": (
         {"effort": "xhigh"},
         BodyChange(ChangeKind.REPLACE, "effort", values=("low", "high")),

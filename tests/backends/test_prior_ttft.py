@@ -58,6 +58,11 @@ def test_without_an_effort_the_default_of_the_model_decides(kind: str, model: st
     assert prior["none"] < prior["high"]
 
 
+def test_no_effort_is_sooner_than_none() -> None:
+    prior = prior_ttft("xai", "grok-4.5")
+    assert min(prior.values()) == prior["none"] == prior["low"]
+
+
 def test_efforts_above_high_take_longer() -> None:
     """`xhigh` and `max` are classes of their own."""
     prior = prior_ttft("openai", "gpt-6-astra")

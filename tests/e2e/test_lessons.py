@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from gateway.app import Gateway
+from policies.lessons.lesson_book import LASTING, TRIAL
 from policies.types import AttemptKind
 from tests.support.builders import Caller, calling, get, last, post
 from tests.support.gateways import pool, running
@@ -360,7 +361,71 @@ async def test_a_server_is_not_asked_for_the_same_again() -> None:
         assert len(server.bodies) == 1
 
 
+async def test_a_changed_body_that_is_refused_goes_to_the_next_pool_with_nothing_changed() -> None:
+    """The caller has not written what was refused last, and no lesson is left of it."""
+
+    def rule(target: str, body: Json) -> bytes | None:
+        words = "Invalid 'max_tokens': integer below minimum value."
+        return no_temperature(target, body) or openai(words, "max_tokens", "integer_below_min_value")
+
+    async with (
+        Verifying(rule) as first,
+        Verifying(never) as second,
+        served(("compatible", first), ("compatible", second), max_attempts=2) as (gateway, caller),
+    ):
+        status, headers, _ = await ask(caller, temperature=0)
+        assert (status, headers["x-firsttoken-pool"], len(first.bodies)) == (200, "p1", 2)
+        assert second.bodies[0]["temperature"] == 0
+        assert await lessons(gateway) == []
+
+
+async def test_what_is_mended_once_is_not_remembered() -> None:
+    """State of another maker is of one conversation."""
+
+    def rule(target: str, body: Json) -> bytes | None:
+        has_state = any("reasoning_details" in each for each in body["messages"])
+        return openai("Provider returned error") if has_state else None
+
+    turn = {"role": "assistant", "content": "hm", "reasoning_details": [{"type": "reasoning.text", "text": "so"}]}
+    async with Verifying(rule) as server, served(("compatible", server)) as (gateway, caller):
+        for asked in (2, 4):
+            assert (await ask(caller, messages=[HELLO, turn, HELLO]))[0] == 200
+            assert (len(server.bodies), await lessons(gateway)) == (asked, [])
+
+
+async def test_a_body_for_another_operation_is_fitted_to_what_the_first_has_shown() -> None:
+    """What the server takes of ids holds at each of its operations."""
+
+    def rule(target: str, body: Json) -> bytes | None:
+        if not target.endswith("/chat/completions"):
+            return None
+        is_long = len(body["messages"][1]["tool_calls"][0]["id"]) != 9
+        words = "Tool call id was call_123 but must be a-z, A-Z, 0-9, with a length of 9."
+        return openai(words if is_long else "To use function tools, use /v1/responses")
+
+    call = {"id": "call_123", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    turns = [
+        HELLO,
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_123", "content": "x"},
+    ]
+    async with Verifying(rule) as server, served(("openai", server)) as (_, caller):
+        for _ in range(2):
+            assert (await ask(caller, messages=turns, tools=[TOOL]))[0] == 200
+            assert server.targets[-1].endswith("/responses")
+            assert {len(each["call_id"]) for each in server.bodies[-1]["input"] if "call_id" in each} == {9}
+
+
 # --------------------------------------------------------------------------- who learns from whom
+
+
+async def test_one_request_is_one_proof() -> None:
+    """Its answer is counted once: the lesson stays on trial until a second."""
+    async with Verifying(no_temperature) as server, served(("compatible", server)) as (gateway, caller):
+        for left in (TRIAL, LASTING):
+            assert (await ask(caller, temperature=0))[0] == 200
+            (lesson,) = await lessons(gateway)
+            assert lesson["left_s"] == pytest.approx(left, rel=0.01)
 
 
 async def test_a_lesson_of_one_caller_changes_no_body_of_another_before_a_second_witness() -> None:

@@ -80,6 +80,7 @@ def test_at_an_unknown_api_everything_is_accepted() -> None:
     assert (
         facts_of("nobody", "a-model-of-nobody") == facts_of("compatible", "m") == replace(Facts(), custom_tools=False)
     )
+    assert facts_of("compatible", "gemma-4-27b") == facts_of("compatible", "m")  # templates are of own engines
 
 
 def test_a_family_holds_over_its_api_and_what_an_api_has_above_all_over_both() -> None:

@@ -102,6 +102,15 @@ def test_every_row_is_checked(row: dict[str, Any], words: str) -> None:
         checked(newer(families=families))
 
 
+def test_an_api_of_the_release_is_not_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    apis = {name: row for name, row in shipped(APIS)["apis"].items() if name != "xai"}
+    (tmp_path / f"{refreshed.PREFIX}{APIS}").write_bytes(newer(APIS, apis=apis))
+    with caplog.at_level(logging.WARNING, "firsttoken"):
+        use(tmp_path)
+    assert "the API xai is missing" in caplog.text
+    assert not fact_rows.is_refreshed(APIS)
+
+
 def test_both_shipped_files_are_valid() -> None:
     """By the check of refreshed ones."""
     assert [checked(newer(file))[0] for file in (MODELS, APIS)] == [MODELS, APIS]

@@ -90,6 +90,12 @@ def test_a_developer_is_the_system_and_systems_are_one_at_the_beginning() -> Non
     assert (found[4]["content"], found[-1]["content"]) == ("later", "hi\n\ns")
 
 
+def test_a_later_system_of_a_caller_does_not_stand_between_a_call_and_its_result() -> None:
+    """Nobody puts results of a caller's own body in order."""
+    found = messages(Facts(system=System.ONE), ASKED, THOUGHT, SYSTEM, RESULT, ASKED, author=Author.CALLER)
+    assert found == [ASKED, THOUGHT, RESULT, {"role": "user", "content": "s\n\nhi"}]
+
+
 def test_results_stand_directly_after_their_calls() -> None:
     second = {**CALL, "id": "b"}
     said = {"role": "developer", "content": "d"}
@@ -155,6 +161,15 @@ def test_thinking_among_the_parts_of_a_turn_is_left_out_where_no_server_reads_it
     sent, told = fitted(facts_of("dashscope", "qwen3.8-max"), CHAT, {"messages": [ASKED, turn, ASKED]}, author)
     assert (sent["messages"][1], told) == ({"role": "assistant", "content": [text]}, ["messages.content.thinking"])
     assert fitted(facts_of("mistral", "m"), CHAT, {"messages": [ASKED, turn, ASKED]}, author)[1] == []
+    alone = {"role": "assistant", "content": [thought]}
+    found = messages(facts_of("dashscope", "qwen3.8-max"), ASKED, alone, {**alone, "tool_calls": [CALL]}, RESULT)
+    assert [each["content"] for each in found[1:3]] == ["", None]
+
+
+def test_a_refusal_is_the_text_where_there_is_no_other_and_the_server_has_no_such_member() -> None:
+    said = {"role": "assistant", "content": "a", "refusal": "no"}
+    found = messages(facts_of("mistral", "m"), ASKED, said, ASKED, {**said, "content": None}, ASKED)
+    assert [found[1], found[3]] == [{"role": "assistant", "content": each} for each in ("a", "no")]
 
 
 # -- Responses -----------------------------------------------------------------------------------------

@@ -6,11 +6,11 @@ import pytest
 
 from backends.facts.fact_rows import apis
 from backends.facts.lookup import facts_of
-from backends.facts.model_facts import UnknownMembers
+from backends.facts.model_facts import Facts, UnknownMembers
 from backends.fitting.members import HINTS
 from backends.fitting.target import Author
 from backends.translation.translation import UntranslatableError
-from tests.backends.fitting.bodies import CHAT, RESPONSES, Json, fitted
+from tests.backends.fitting.bodies import ASKED, CHAT, FUNCTION, RESPONSES, Json, fitted
 
 GEMINI = facts_of("gemini", "gemini-3.8-flash")
 SAID: Json = {"store": True, "metadata": {"team": "a"}, "verbosity": "low", "prompt_cache_key": "k", "top_k": 4}
@@ -40,6 +40,24 @@ def test_what_was_meant_is_refused_by_name_where_another_server_can_be_asked() -
     with pytest.raises(UntranslatableError, match="web_search_options"):
         fitted(GEMINI, CHAT, meant, Author.CALLER)
     assert fitted(GEMINI, CHAT, meant, Author.KNOWING) == (meant, [])
+
+
+def test_a_tool_that_a_row_refuses_is_no_reason_to_lose_it() -> None:
+    facts = Facts(refused=frozenset({"tools", "messages", "response_format"}))
+    tools = {"tools": [FUNCTION], "messages": [ASKED]}
+    with pytest.raises(UntranslatableError, match="tools"):
+        fitted(facts, CHAT, tools, Author.CALLER)
+    assert fitted(facts, CHAT, tools, Author.KNOWING) == (tools, [])
+    assert fitted(facts, CHAT, {"messages": [ASKED], "response_format": {"type": "text"}}) == (
+        {"messages": [ASKED]},
+        ["response_format"],
+    )
+
+
+def test_a_member_has_the_servers_name_and_its_own_spelling_counts() -> None:
+    facts = Facts(renamed={"seed": "random_seed"})
+    assert fitted(facts, CHAT, {"seed": 1}) == ({"random_seed": 1}, [])
+    assert fitted(facts, CHAT, {"seed": 1, "random_seed": 2}) == ({"random_seed": 2}, [])
 
 
 def test_a_member_that_nobody_knows_is_the_server_s_to_judge() -> None:

@@ -66,6 +66,10 @@ def test_ids_that_do_not_fit_are_alike_in_call_and_result(kind: str, model: str)
     assert sent != ids
 
 
+def test_a_name_begins_with_a_letter_where_a_server_wants_one() -> None:
+    assert fitted_name("1st tool", "[a-zA-Z_][a-zA-Z0-9_-]{0,63}").startswith("t_1st_tool_")
+
+
 def test_members_that_lean_on_tools_go_with_them() -> None:
     """Of a body that a translation has written."""
     choice = {"type": "function", "function": {"name": "gone"}}
@@ -120,6 +124,28 @@ def test_strict_is_left_out_of_a_schema_that_it_would_give_another_meaning() -> 
     sent, told = fitted(OPENAI, CHAT, {"response_format": shape})
     assert sent["response_format"]["json_schema"] == {"name": "x", "strict": False, "schema": schema}
     assert told == ["response_format.json_schema.strict"]
+
+
+def test_strict_is_left_out_of_an_object_of_any_members() -> None:
+    for extra in (True, {"type": "string"}):
+        schema = {"type": "object", "properties": {}, "additionalProperties": extra}
+        shape = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}}
+        assert not fitted(OPENAI, CHAT, {"response_format": shape})[0]["response_format"]["json_schema"]["strict"]
+
+
+def test_parts_at_the_root_are_one_object_that_requires_what_any_of_them_requires() -> None:
+    parts = [{"properties": {each: {"type": "string"}}, "required": [each]} for each in "ab"]
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"allOf": parts}}}
+    [sent] = fitted(OPENAI, CHAT, {"tools": [tool]})[0]["tools"]
+    assert sent["function"]["parameters"]["required"] == ["a", "b"]
+
+
+def test_one_of_is_any_of_where_a_server_has_no_other() -> None:
+    given = {"oneOf": [{"type": "string"}, {"type": "integer"}]}
+    schema = {"type": "object", "properties": {"a": given}, "required": ["a"], "additionalProperties": False}
+    shape = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}}
+    sent = fitted(OPENAI, CHAT, {"response_format": shape})[0]["response_format"]["json_schema"]["schema"]
+    assert sent["properties"]["a"] == {"anyOf": given["oneOf"]}
 
 
 # -- custom tools --------------------------------------------------------------------------------------
@@ -184,6 +210,25 @@ def test_arguments_of_another_form_are_the_text() -> None:
     """A model that writes the raw text has meant it."""
     step, _ = custom()
     assert streamed(step, "*** Begin Patch", 4) == "*** Begin Patch"
+
+
+def test_calls_of_two_choices_are_kept_apart_and_whole_before_the_end_of_each() -> None:
+    """Both have the number 0; a text that is no `input` is known at the end."""
+    stream, found = custom()[0].stream({}), []
+    for choice in (0, 1):
+        function = {"name": "apply_patch", "arguments": f"patch {choice}"}
+        call = {"index": 0, "id": f"c{choice}", "type": "function", "function": function}
+        found.append({"choices": [{"index": choice, "delta": {"tool_calls": [call]}, "finish_reason": None}]})
+    found += [{"choices": [{"index": choice, "delta": {}, "finish_reason": "tool_calls"}]} for choice in (0, 1)]
+    data = b"".join(stream.feed(b"data: " + msgspec.json.encode(event) + b"\n\n") for event in found)
+    said = [msgspec.json.decode(line[6:])["choices"][0] for line in data.split(b"\n\n") if line]
+    for choice in (0, 1):
+        own = [each for each in said if each["index"] == choice]
+        calls = [call for each in own for call in each["delta"].get("tool_calls", ())]
+        assert "".join(call["custom"]["input"] for call in calls) == f"patch {choice}"
+        assert [call["id"] for call in calls if "id" in call] == [f"c{choice}"]
+        assert own[-1]["finish_reason"] == "tool_calls"
+    assert stream.close() == b""
 
 
 # -- media and labels ----------------------------------------------------------------------------------

@@ -515,6 +515,24 @@ OTHERS: dict[str, tuple[Any, dict[str, Any], RefusalVerdict]] = {
         RefusalVerdict.UNREAD,
     ),
     "a page": ("<html>bad request</html>", CHAT, RefusalVerdict.UNREAD),
+    "two of which neither can be lost": (
+        openai("`max_tokens` and `tools` cannot both be specified."),
+        CHAT,
+        RefusalVerdict.LACKS,
+    ),
+    "another name of what is meant": (
+        openai("'response_format' is no longer there. Use 'form' instead."),
+        CHAT,
+        RefusalVerdict.LACKS,
+    ),
+    "another value of what is meant": (
+        openai("response_format.type must be one of 'text', 'json_object'"),
+        CHAT,
+        RefusalVerdict.LACKS,
+    ),
+    "several answers": (openai("Unsupported parameter: 'n'", "n"), {**CHAT, "n": 2}, RefusalVerdict.LACKS),
+    "an answer to keep": (openai("Unsupported parameter: 'store'"), {**CHAT, "store": True}, RefusalVerdict.LACKS),
+    "words far behind": (openai("x " * 500 + "Unsupported parameter: 'top_k'"), CHAT, RefusalVerdict.UNREAD),
 }
 
 
@@ -551,6 +569,13 @@ def test_meaning_is_never_mended_away_and_faults_of_the_caller_stay_his(name: st
 def test_a_member_of_a_tools_schema_is_no_member_of_the_request() -> None:
     """`seed` is a parameter of the tool."""
     assert reading(openai("Unsupported parameter: 'seed'"), CHAT).lesson is None
+
+
+@pytest.mark.parametrize(("name", "value"), [("n", 1), ("store", False), ("tools", []), ("response_format", None)])
+def test_a_member_that_says_nothing_has_no_meaning(name: str, value: Any) -> None:
+    assert str(reading(openai(f"Unsupported parameter: '{name}'"), {"model": "m", name: value}).lesson) == (
+        f"{name} is left out"
+    )
 
 
 def test_a_value_that_no_server_knows_is_in_doubt() -> None:

@@ -8,6 +8,7 @@ from policies.lessons.lesson_book import (
     LASTING,
     MOST_CALLERS,
     MOST_OWN,
+    MOST_PLACES,
     MOST_SHARED,
     PROOFS,
     TRIAL,
@@ -102,6 +103,29 @@ def test_memory_is_bounded_whatever_callers_do(book: LessonBook[str]) -> None:
     assert len(book._own) == MOST_CALLERS
     assert len(book._shared[HERE]) == MOST_SHARED
     assert len(book._first) <= MOST_CALLERS * MOST_OWN
+
+
+def test_who_has_learned_last_is_forgotten_last(book: LessonBook[str]) -> None:
+    """Callers, and places, by their latest lesson."""
+    for number in range(MOST_CALLERS):
+        book.refused(HERE, f"caller {number}", "first", 0.0)
+    book.refused(HERE, "caller 0", "second", 1.0)
+    book.refused(HERE, "new", "first", 1.0)
+    assert book.of(HERE, "caller 0", 2.0) == ["first", "second"]
+    assert book.of(HERE, "caller 1", 2.0) == []
+
+
+def test_a_place_with_a_new_lesson_for_all_is_forgotten_last(book: LessonBook[str]) -> None:
+    proved(book, "first", "a", "b")
+    for number in range(1, MOST_PLACES + 1):
+        if number == MOST_PLACES:
+            proved(book, "second", "a", "b")
+        place = Place(f"pool {number}", "model", "/v1/messages")
+        for caller in ("a", "b"):
+            book.refused(place, caller, "first", 0.0)
+            book.answered(place, caller, "first", 0.0)
+    assert book.of(HERE, "c", 1.0) == ["first", "second"]
+    assert book.of(Place("pool 1", "model", "/v1/messages"), "c", 1.0) == []
 
 
 def test_pools_that_are_gone_are_forgotten(book: LessonBook[str]) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import date
+from datetime import date, timedelta
 
 import pytest
 
 from gateway.cli.live.live_facts import EndpointFacts, ListingFacts, read_ends
-from gateway.cli.live.sunsets import sunsets
+from gateway.cli.live.sunsets import AHEAD, sunsets
 from gateway.config.loading import validated
 from gateway.config.models import Config
 from gateway.config.yaml_source import parse
@@ -53,6 +53,17 @@ def test_the_servers_own_list_holds_before_the_row() -> None:
     )
     assert "ends on 2027-02-01, in 64 days, as its server lists" in told("gpt-4.1", listed)[0]
     assert "has ended on 2026-11-01, as its server lists" in told("new", listed)[0]
+
+
+def test_of_two_servers_of_a_pool_the_earlier_end_is_told_from_half_a_year_before() -> None:
+    first = NOVEMBER + AHEAD
+    ends = (first + timedelta(days=1), first)
+    listings = [ListingFacts(200, frozenset({"new"}), ends={"new": end}) for end in ends]
+    found = [
+        EndpointFacts(f"a/{end}", "a", "https://a", ("new",), False, each)
+        for end, each in zip(ends, listings, strict=True)
+    ]
+    assert [f"ends on {first}, in 180 days" in one.line for one in sunsets(config("new"), found, NOVEMBER)] == [True]
 
 
 def test_a_model_that_stays_has_no_warning() -> None:
