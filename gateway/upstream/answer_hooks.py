@@ -34,7 +34,7 @@ class Rest(Protocol):
         ...
 
     def link(self) -> Rewriter:
-        """Accept the attempt's continuation. Returns the first filter for its further bytes."""
+        """Let the attempt write the rest of the answer. Returns the first filter for its further bytes."""
         ...
 
     def asks_anew(self) -> bool:
