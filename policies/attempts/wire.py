@@ -16,7 +16,7 @@ class Failed:
 
     `retry_after`: seconds requested by the server. `accepted`: the server had accepted the request. `translated`: the
     pool can be tried in another dialect. `doubtful`: the endpoint refuses a request that siblings answer. `anew`: an
-    endpoint that refuses to continue an answer may be asked in another way; None: no continuation was asked. `whole`:
+    endpoint that refuses to continue an answer may be asked in another way; None: no rest was asked for. `whole`:
     the stream could not be assembled, so the endpoint is asked for a whole answer. `whole_at_last`: as `whole`, but
     only if no other endpoint is left. `mended`: the endpoint refused the form of the request, and another form exists.
     """
