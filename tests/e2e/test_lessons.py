@@ -5,28 +5,29 @@ A refusal of what the caller means, or has got wrong, is mended nowhere; one of 
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from hashlib import sha256
 from typing import Any
 
 import pytest
 
 from gateway.app import Gateway
-from policies.lessons.lesson_book import LASTING, TRIAL
+from policies.lessons.lesson_book import APART, OWN, SHARED
 from policies.types import AttemptKind
 from tests.support.builders import Caller, calling, get, last, post
 from tests.support.gateways import pool, running
 from tests.support.two_callers import GOOD
-from tests.support.upstream import Received, Script, Upstream, reply
+from tests.support.upstream import CLOSE, HANG, Received, Script, Upstream, reply
 
 pytestmark = pytest.mark.virtual_time
 
 Json = dict[str, Any]
 JSON = "content-type: application/json"
-A, B = "sk-a-0123456789abcdef", "sk-b-0123456789abcdef"
-KEYS = [{"name": name, "sha256": sha256(key.encode()).hexdigest()} for name, key in (("a", A), ("b", B))]
+A, B, C = (f"sk-{name}-0123456789abcdef" for name in "abc")
+KEYS = [{"name": key[3], "sha256": sha256(key.encode()).hexdigest()} for key in (A, B, C)]
 HELLO: Json = {"role": "user", "content": "hello"}
 TOOL: Json = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 RESPONSE: Json = {
@@ -93,15 +94,20 @@ def no_temperature(target: str, body: Json) -> bytes | None:
     return anthropic("`temperature` is deprecated for this model.") if "temperature" in body else None
 
 
+def _tools_elsewhere(target: str, body: Json) -> bytes | None:
+    is_refused = target.endswith("/chat/completions") and body.get("tools")
+    return openai("To use function tools, use /v1/responses") if is_refused else None
+
+
 def never(target: str, body: Json) -> bytes | None:
     return None
 
 
 @asynccontextmanager
 async def served(
-    *servers: tuple[str, Verifying], keys: bool = False, **route: Any
+    *servers: tuple[str, Verifying], keys: bool = True, **route: Any
 ) -> AsyncIterator[tuple[Gateway, Caller]]:
-    """Pools `p0`, `p1` ... of one endpoint each, by kind of backend."""
+    """Pools `p0`, `p1` ... of one endpoint each, by kind of backend. `keys`: callers are told apart."""
     pools = {f"p{place}": pool(server.url, backend=kind) for place, (kind, server) in enumerate(servers)}
     more: Json = {"keys": KEYS} if keys else {}
     routes = {"chat": {"tiers": list(pools), **route}}
@@ -224,7 +230,7 @@ async def test_a_refused_form_is_mended_at_the_same_endpoint_beside_max_attempts
 async def test_a_streamed_request_is_mended_before_its_first_byte() -> None:
     async with Verifying(no_temperature) as server, served(("compatible", server)) as (_, caller):
         body = {"model": "chat", "stream": True, "temperature": 0, "messages": [HELLO]}
-        status, headers = await caller.ask(post(body))
+        status, headers = await caller.ask(post(body, f"authorization: Bearer {A}"))
         answer = b"".join(await caller.chunks())
         assert (status, len(server.bodies), answer.count(b'"hi"')) == (200, 2, 1)
         assert headers["x-firsttoken-attempts"] == "2"
@@ -419,29 +425,185 @@ async def test_a_body_for_another_operation_is_fitted_to_what_the_first_has_show
 # --------------------------------------------------------------------------- who learns from whom
 
 
-async def test_one_request_is_one_proof() -> None:
-    """Its answer is counted once: the lesson stays on trial until a second."""
-    async with Verifying(no_temperature) as server, served(("compatible", server)) as (gateway, caller):
-        for left in (TRIAL, LASTING):
-            assert (await ask(caller, temperature=0))[0] == 200
+async def test_a_lesson_counts_for_its_caller_for_ten_minutes_from_the_mended_answer() -> None:
+    """Answers to bodies that were changed before they were sent prove nothing: the server is asked again after that."""
+    async with Verifying(no_temperature) as server, served(("compatible", server)) as (gateway, _):
+        for bodies, wait in ((2, OWN - 10), (3, 20), (5, 0)):
+            async with calling(gateway.url) as caller:
+                assert (await ask(caller, temperature=0))[0] == 200
+            assert len(server.bodies) == bodies
             (lesson,) = await lessons(gateway)
-            assert lesson["left_s"] == pytest.approx(left, rel=0.01)
+            await asyncio.sleep(wait)
+        assert lesson["left_s"] == pytest.approx(OWN, abs=5)
 
 
-async def test_a_lesson_of_one_caller_changes_no_body_of_another_before_a_second_witness() -> None:
-    """The server takes a temperature from b; that a was refused it is no reason to leave it out of b's. Once b has been
-    refused it too, all callers' bodies are changed before they are sent."""
-    async with Verifying(no_temperature) as server, served(("compatible", server), keys=True) as (gateway, caller):
+async def test_a_second_caller_whom_a_lesson_has_helped_shares_it_with_all() -> None:
+    async with Verifying(no_temperature) as server, served(("compatible", server)) as (gateway, caller):
+        for key, bodies in ((A, 2), (A, 3), (B, 5), (A, 6), (B, 7)):
+            assert (await ask(caller, key, temperature=0))[0] == 200
+            assert len(server.bodies) == bodies
+        (lesson,) = await lessons(gateway)
+        assert (lesson["callers"], lesson["left_s"]) == ("all", pytest.approx(SHARED, abs=5))
+
+
+async def test_a_lesson_of_one_caller_changes_no_body_of_another() -> None:
+    """The server takes a temperature from b; that a was refused it is no reason to leave it out of b's."""
+    async with Verifying(no_temperature) as server, served(("compatible", server)) as (_, caller):
         for _ in range(5):
             assert (await ask(caller, A, temperature=0))[0] == 200
         assert len(server.bodies) == 6  # refused once
         server.rule = never
         status, headers, _ = await ask(caller, B, temperature=0)
         assert (status, server.bodies[-1]["temperature"], "x-firsttoken-left-out" in headers) == (200, 0, False)
-        server.rule = no_temperature
-        assert (await ask(caller, B, temperature=0))[0] == 200
+
+
+@pytest.mark.parametrize("kind", ["a member", "a fact", "an operation"])
+async def test_what_a_caller_was_answered_is_not_left_out_because_of_two_others(kind: str) -> None:
+    """Refusals depend on values, such as an effort: between two callers who are refused, a third is answered."""
+    kinds: dict[str, tuple[str, Rule, Json]] = {
+        "a member": ("compatible", no_temperature, {"temperature": 0}),
+        "a fact": (*FITTED["a schema"][:2], {"tools": [FITTED["a schema"][2]]}),
+        "an operation": ("openai", _tools_elsewhere, {"tools": [TOOL]}),
+    }
+    backend, rule, members = kinds[kind]
+    async with Verifying(rule) as server, served((backend, server)) as (gateway, caller):
+        assert (await ask(caller, A, **members))[0] == 200
+        server.rule = never
+        assert (await ask(caller, C, **members))[0] == 200
+        server.rule = rule
+        assert (await ask(caller, B, **members))[0] == 200
+        (lesson,) = await lessons(gateway)
+        assert lesson["callers"] == 2
+        bodies, server.rule = len(server.bodies), never
+        assert (await ask(caller, C, **members))[0] == 200
+        assert len(server.bodies) == bodies + 1
+        assert {**server.bodies[-1], **members} == server.bodies[-1]
+
+
+async def test_without_keys_a_lesson_takes_a_minute_and_counts_for_all() -> None:
+    """An address may be a proxy's: each request is mended for itself until a second witness."""
+    async with Verifying(no_temperature) as server, served(("compatible", server), keys=False) as (gateway, caller):
+        for bodies, wait in ((2, 1.0), (4, APART), (6, 0.0)):
+            assert (await ask(caller, temperature=0))[0] == 200
+            assert len(server.bodies) == bodies
+            await asyncio.sleep(wait)
         (lesson,) = await lessons(gateway)
         assert lesson["callers"] == "all"
+        assert (await ask(caller, temperature=0))[0] == 200
+        assert len(server.bodies) == 7
+
+
+async def test_without_keys_no_caller_teaches_what_another_is_answered() -> None:
+    async with Verifying(no_temperature) as server, served(("compatible", server), keys=False) as (gateway, caller):
+        for _ in range(10):
+            server.rule = no_temperature
+            assert (await ask(caller, temperature=0))[0] == 200
+            server.rule = never
+            assert (await ask(caller, temperature=0))[0] == 200
+            assert server.bodies[-1]["temperature"] == 0
+            await asyncio.sleep(APART / 2)
+        assert await lessons(gateway) == []
+
+
+# --------------------------------------------------------------------------- what is no evidence
+
+
+def _echoing(target: str, body: Json) -> bytes | None:
+    """A server that repeats the first unknown member's name."""
+    known = {"model", "messages", "max_tokens", "temperature", "seed", "stream", "service_tier"}
+    found = next((each for each in body if each not in known), None)
+    return None if found is None else openai(f"Unknown parameter: '{found}'")
+
+
+ECHOES = (
+    "temperature is deprecated; unknown field: seed",
+    "x'. Unsupported parameter: 'temperature",
+    "temperature-x",
+    "x.temperature",
+    "x temperature",
+    "temperature, seed",
+)
+
+
+@pytest.mark.parametrize("name", ECHOES)
+@pytest.mark.parametrize("more", [{}, {"zz": 1}], ids=["alone", "beside another"])
+async def test_a_name_that_a_server_repeats_teaches_nothing_about_other_members(name: str, more: Json) -> None:
+    """Callers write names of members. What such words leave out does not end the complaint, and is forgotten."""
+    async with Verifying(_echoing) as server, served(("compatible", server), keys=False) as (gateway, caller):
+        for key in (A, B, A):
+            await ask(caller, key, temperature=0, seed=1, **{name: 1, **more})
+            await asyncio.sleep(APART)
+        told = [each["lesson"] for each in await lessons(gateway)]
+        assert not [each for each in told if "temperature" in each or "seed" in each]
+        assert (await ask(caller, C, temperature=0, seed=1))[0] == 200
+        assert {"temperature": 0, "seed": 1}.items() <= server.bodies[-1].items()
+
+
+async def test_a_change_that_did_not_help_is_forgotten_though_a_later_one_did() -> None:
+    """The value of one member is the name of another, and the server blames the value's name first."""
+
+    def rule(target: str, body: Json) -> bytes | None:
+        if "service_tier" not in body:
+            return None
+        words = f"'{body['service_tier']}' is not supported."
+        return openai(words) if "temperature" in body else openai(f"{words} Unknown parameter: 'service_tier'.")
+
+    async with Verifying(rule) as server, served(("compatible", server)) as (gateway, caller):
+        for key in (A, B):
+            assert (await ask(caller, key, temperature=0, service_tier="temperature"))[0] == 200
+        assert {"temperature", "service_tier"}.isdisjoint(server.bodies[-1])
+        assert [each["lesson"] for each in await lessons(gateway)] == ["service_tier is left out"]
+
+
+FAILING = reply(b'{"error": {"message": "busy"}}', "503 Service Unavailable", JSON)
+NO_ANSWER: Mapping[str, Script] = {
+    "an error": [FAILING],
+    "a closed connection": [CLOSE],
+    "silence, and the caller leaves": [HANG],
+    "a refusal on its merits": [openai("Invalid 'max_tokens': integer below minimum value.", "max_tokens")],
+}
+
+
+@pytest.mark.parametrize("end", NO_ANSWER)
+async def test_a_mended_request_without_an_answer_teaches_nothing(end: str) -> None:
+    class Ending(Verifying):
+        def script(self, received: Received) -> Script:
+            found = super().script(received)
+            is_mended = received.method == "POST" and "temperature" not in self.bodies[-1]
+            return NO_ANSWER[end] if is_mended else found
+
+    async with Ending(no_temperature) as server, served(("compatible", server), max_attempts=1) as (gateway, caller):
+        with suppress(TimeoutError):
+            async with asyncio.timeout(30):
+                assert (await ask(caller, temperature=0))[0] >= 400
+        assert "temperature" not in server.bodies[-1]
+        assert await lessons(gateway) == []
+
+
+async def test_a_server_that_names_every_member_takes_nothing_from_another_caller() -> None:
+    """A hostile or broken server refuses each request with another name. What it ends with is its own."""
+
+    def rule(target: str, body: Json) -> bytes | None:
+        names = [each for each in body if each != "model"]
+        found = names[len(server.bodies) % len(names)]
+        return openai(f"Unsupported parameter: '{found}'", found, "unsupported_parameter")
+
+    given = {"temperature": 0, "seed": 1, "user": "u", "metadata": {}, "stream": False, "stop": "x"}
+    async with Verifying(rule) as server, served(("compatible", server)) as (gateway, caller):
+        for key in (A, B) * 5:
+            assert (await ask(caller, key, **given))[0] >= 400
+        assert await lessons(gateway) == []
+        kept = {"model", "messages", "stream"}
+        assert all(kept <= each.keys() and {"max_tokens", "max_completion_tokens"} & {*each} for each in server.bodies)
+
+
+async def test_a_member_that_a_caller_made_up_is_a_lesson_for_that_caller_alone() -> None:
+    """Such names are without number, and nobody else has them."""
+    async with Verifying(_echoing) as server, served(("compatible", server)) as (gateway, caller):
+        for key in (A, B):
+            assert (await ask(caller, key, madeup=1))[0] == 200
+        (lesson,) = await lessons(gateway)
+        assert (lesson["lesson"], lesson["callers"]) == ("madeup is left out", 2)
 
 
 @pytest.mark.parametrize("member", ["messages", "model", "max_tokens", "temperature", "madeup"])
@@ -475,9 +637,9 @@ async def test_a_server_that_refuses_one_member_after_the_other_costs_the_first_
         assert {*first[1]["x-firsttoken-left-out"].split(", ")} == {*order}
 
 
-async def test_a_server_that_refuses_for_ever_is_asked_five_times_a_request() -> None:
+async def test_a_server_that_refuses_for_ever_is_asked_nine_times_a_request() -> None:
     """It names another member each time. Another pool gets the request as the caller has written it."""
-    order = ["temperature", "top_p", "seed", "user", "top_k", "min_p"]
+    order = "temperature top_p seed user top_k min_p logprobs metadata service_tier logit_bias".split()
 
     def rule(target: str, body: Json) -> bytes | None:
         found = next((each for each in order if each in body), "metadata")
@@ -489,7 +651,7 @@ async def test_a_server_that_refuses_for_ever_is_asked_five_times_a_request() ->
         served(("compatible", first), ("compatible", second), max_attempts=2) as (_, caller),
     ):
         status, headers, _ = await ask(caller, **dict.fromkeys(order, 1) | {"user": "u"})
-        assert (status, headers["x-firsttoken-pool"], len(first.bodies), len(second.bodies)) == (200, "p1", 5, 1)
+        assert (status, headers["x-firsttoken-pool"], len(first.bodies), len(second.bodies)) == (200, "p1", 9, 1)
         assert {*order} <= second.bodies[0].keys()
         assert all(each["messages"] == [HELLO] for each in first.bodies)
 
@@ -536,7 +698,7 @@ async def test_a_body_is_fitted_to_what_a_refusal_shows_of_its_server(name: str)
     """As if the fact stood under `accepts` of the pool: no tool is lost, and once two callers were answered so, the
     bodies of all are fitted before they are sent."""
     kind, rule, tool = FITTED[name]
-    async with Verifying(rule) as server, served((kind, server), keys=True) as (gateway, caller):
+    async with Verifying(rule) as server, served((kind, server)) as (gateway, caller):
         for key, asked in ((A, 2), (A, 3), (B, 5), (B, 6), (A, 7)):
             status, _, body = await ask(caller, key, tools=[tool])
             assert (status, len(server.bodies)) == (200, asked), body
