@@ -16,7 +16,8 @@ import pytest
 
 from gateway.app import Gateway
 from policies.lessons.lesson_book import APART, OWN, SHARED
-from policies.types import AttemptKind
+from policies.queue.queued_request import QueuedRequest
+from policies.types import AttemptKind, Decision
 from tests.support.builders import Caller, calling, get, last, post
 from tests.support.gateways import pool, running
 from tests.support.two_callers import GOOD
@@ -422,6 +423,21 @@ async def test_a_body_for_another_operation_is_fitted_to_what_the_first_has_show
             assert {len(each["call_id"]) for each in server.bodies[-1]["input"] if "call_id" in each} == {9}
 
 
+async def test_what_the_first_operation_refused_hinders_no_body_for_another() -> None:
+    """Responses has no `stop`: the chat that the server refuses for it too is made without, and told so."""
+
+    def rule(target: str, body: Json) -> bytes | None:
+        if "stop" in body:
+            return openai("Unsupported parameter: 'stop'", "stop", "unsupported_parameter")
+        return _tools_elsewhere(target, body)
+
+    async with Verifying(rule) as server, served(("openai", server)) as (_, caller):
+        for bodies in (3, 4):
+            status, headers, _ = await ask(caller, tools=[TOOL], stop=["x"])
+            assert (status, len(server.bodies), headers["x-firsttoken-left-out"]) == (200, bodies, "stop")
+            assert server.targets[-1].endswith("/responses")
+
+
 # --------------------------------------------------------------------------- who learns from whom
 
 
@@ -705,6 +721,30 @@ async def test_a_body_is_fitted_to_what_a_refusal_shows_of_its_server(name: str)
             assert len(server.bodies[-1]["tools"]) == 1
         told = await lessons(gateway)
         assert [(each["callers"], each["lesson"].startswith("fitted to accepts.")) for each in told] == [("all", True)]
+
+
+async def test_a_request_that_waits_over_a_reload_is_sent_without_lessons_of_the_server_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its body was changed on arrival; the pool is another when it gets its place."""
+    async with Verifying(no_temperature) as server, served(("compatible", server)) as (gateway, caller):
+        assert (await ask(caller, temperature=0))[0] == 200
+        server.rule = never
+        section = gateway.config.pools["p0"].model_copy(update={"model": "other"})
+        after, decide = gateway.config.model_copy(update={"pools": {"p0": section}}), gateway.queue.decide
+
+        async def reloading(queued: QueuedRequest, entered_at: float) -> Decision | None:
+            """As the queue ends the wait of a request whose route was replaced."""
+            monkeypatch.setattr(gateway.queue, "decide", decide)
+            await gateway.apply_config(after)
+            return None
+
+        monkeypatch.setattr(gateway.queue, "decide", reloading)
+        status, headers, _ = await ask(caller, temperature=0)
+        assert (status, server.bodies[-1]["model"], server.bodies[-1]["temperature"]) == (200, "other", 0)
+        assert "x-firsttoken-left-out" not in headers
+        _, _, page = await get(gateway.admin_url, "/requests")
+        assert json.loads(page)[-1]["lessons"] == []
 
 
 async def test_a_reload_that_changes_a_pool_forgets_its_lessons() -> None:

@@ -255,13 +255,15 @@ class LessonsPart(Part):
     # -- answers ----------------------------------------------------------------------------
 
     def answered(self, routed: RoutedRequest, wire: WireAttempt) -> None:
-        """Remember what has helped this very request, as far as the answered body has it."""
+        """Remember what has helped this very request, as far as the answered body has it or is for another operation."""
         now, caller, endpoint = monotonic(), self._caller(routed.request), wire.attempt.candidate.endpoint
         if (known := APPLIED.of(routed.timeline.record)) is None:
             return
+        sent = known.by_pool.get(endpoint.pool, ())
+        left = {place for place, lesson in sent if lesson.operation}
         for each in known.mended.get(endpoint.id, ()):
             place, lesson = each.applied
-            if each.helped and not lesson.once and each.applied in known.by_pool.get(endpoint.pool, ()):
+            if each.helped and not lesson.once and (each.applied in sent or place in left):
                 self._book.helped(place, caller, lesson, now, concerns_all=lesson.concerns_all)
 
     def ended(self, ask: Ask, race: Race) -> None:
