@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from datetime import UTC, date, datetime, timedelta, tzinfo
 from pathlib import Path
 
 import pytest
 
+from gateway.config import price_section
 from gateway.observe import recorder
 from gateway.observe.record import RequestOutcome
 from tests.support.builders import CHAT, DONE, FINISH, TOKEN, calling, last, post
@@ -88,3 +90,17 @@ async def test_a_wall_clock_that_jumps_in_mid_request_harms_no_record(
         await eventually(lambda: len(gateway.recorder.recent) == 2)
         assert abs(last(gateway).wall - time.time() - jump) < DAY / 2
         assert 0 <= last(gateway).total < DAY / 2
+
+
+def test_prices_change_with_the_day_of_utc_wherever_the_gateway_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At 23:30 of 31 December in UTC it is the next year already in Tokyo, and still afternoon in Los Angeles."""
+    late = datetime(2026, 12, 31, 23, 30, tzinfo=UTC)
+
+    class Frozen(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> datetime:
+            """Read a local clock nine hours ahead where no zone is asked for."""
+            return late.astimezone(tz) if tz is not None else (late + timedelta(hours=9)).replace(tzinfo=None)
+
+    monkeypatch.setattr(price_section, "datetime", Frozen)
+    assert price_section.today() == date(2026, 12, 31)
