@@ -263,9 +263,9 @@ def test_the_page_of_commands_lists_every_command(capsys: pytest.CaptureFixture[
     assert set(re.findall(r"^\| `([a-z]+)[ `]", page, re.MULTILINE)) == set(known)
 
 
-def test_the_operations_page_lists_every_path_of_both_ports() -> None:
+def test_the_page_of_ports_lists_every_path_of_both_ports() -> None:
     """No unknown path is listed."""
-    page = (ROOT / "docs/operations.md").read_text("utf-8")
+    page = (ROOT / "docs/ports.md").read_text("utf-8")
     gateway = app.Gateway(Config.model_validate(document({"only": pool("http://127.0.0.1:9")})))
     admin = {resource.canonical for resource in gateway.admin_app.router.resources()}
     gateway.core.estimator.close()
@@ -273,45 +273,48 @@ def test_the_operations_page_lists_every_path_of_both_ports() -> None:
 
 
 TIMEOUTS = limits.DEFAULT_TIMEOUTS
-LIMITS = [  # start of the line on the page, and the text of the limit
-    ("| `GET /requests", f"{recorder.RECENT} are kept"),
-    ("| time for a body to arrive", f"{TIMEOUTS.body:g} s"),
-    ("| time for a request's head", f"{TIMEOUTS.head:g} s"),
-    ("| head of a request", f"{limits.MAX_LINE // 1024} KiB"),
-    ("| head of a request", f"{limits.MAX_HEADERS} headers"),
-    ("| nesting of a body", f"{strict_json.MAX_DEPTH} levels"),
-    ("| caller that does not read", f"paused at {http_server.HIGH_WATER // 1024} KiB"),
-    ("| caller that does not read", f"cut after {relay.STALL:g} s"),
-    ("| idle connection of a caller", f"{TIMEOUTS.idle:g} s"),
-    ("| idle connection to an endpoint", f"{runtime.IDLE:g} s"),
-    ("| `retry-after` of a shed request", f"{decide.SHORTEST_WAIT:g} to {decide.LONGEST_WAIT:g} s"),
-    ("| queued requests", f"| {queue_scheduler.MAX_HELD}; beyond"),
-    ("| endpoints that may die of one request", f"| {MAX_DEATHS} |"),
-    ("| silence before an answer that is not streamed", f"{WHOLE_ANSWER:g} s"),
+LIMITS = [  # page, start of the line there, and the text of the limit
+    ("ports", "| `GET /requests", f"{recorder.RECENT} are kept"),
+    ("limits", "| time for a body to arrive", f"{TIMEOUTS.body:g} s"),
+    ("limits", "| time for a request's head", f"{TIMEOUTS.head:g} s"),
+    ("limits", "| head of a request", f"{limits.MAX_LINE // 1024} KiB"),
+    ("limits", "| head of a request", f"{limits.MAX_HEADERS} headers"),
+    ("limits", "| nesting of a body", f"{strict_json.MAX_DEPTH} levels"),
+    ("limits", "| caller that does not read", f"paused at {http_server.HIGH_WATER // 1024} KiB"),
+    ("limits", "| caller that does not read", f"cut after {relay.STALL:g} s"),
+    ("limits", "| idle connection of a caller", f"{TIMEOUTS.idle:g} s"),
+    ("limits", "| idle connection to an endpoint", f"{runtime.IDLE:g} s"),
+    ("limits", "| `retry-after` of a shed request", f"{decide.SHORTEST_WAIT:g} to {decide.LONGEST_WAIT:g} s"),
+    ("limits", "| queued requests", f"| {queue_scheduler.MAX_HELD}; beyond"),
+    ("limits", "| endpoints that may die of one request", f"| {MAX_DEATHS} |"),
+    ("limits", "| silence before an answer that is not streamed", f"{WHOLE_ANSWER:g} s"),
     (
+        "limits",
         "| endpoint taken out",
         f"after {circuit_breaker.FAILURES} failures in a row, or {circuit_breaker.REFUSALS} where nobody",
     ),
     (
+        "limits",
         "| endpoint taken out",
         f"{circuit_breaker.EJECTION:g} s, then twice as long each time, up to {circuit_breaker.MAX_EJECTION:g} s",
     ),
-    ("| endpoint taken out", f"(APIs: {MAX_API_EJECTION:g} s)"),
+    ("limits", "| endpoint taken out", f"(APIs: {MAX_API_EJECTION:g} s)"),
     (
+        "limits",
         "| endpoint that limits us",
         f"{endpoint_limits.MIN_RETRY_AFTER:g} to {endpoint_limits.MAX_RETRY_AFTER:g} s;"
         f" {endpoint_limits.DEFAULT_RETRY_AFTER:g} s",
     ),
-    ("| look at an engine's load", f"{endpoint_poll.PROBE_TIMEOUT:g} s to answer"),
-    ("Access log: ", f"{logs.QUEUE:,} lines"),
-    ("A collector that is gone", f"Up to {telemetry.QUEUE:,} spans wait"),
-    ("At shutdown the rest has", f"{telemetry.CLOSE_TIMEOUT:g} s to be exported"),
+    ("limits", "| look at an engine's load", f"{endpoint_poll.PROBE_TIMEOUT:g} s to answer"),
+    ("seeing", "Access log: ", f"{logs.QUEUE:,} lines"),
+    ("seeing", "A collector that is gone", f"Up to {telemetry.QUEUE:,} spans wait"),
+    ("seeing", "At shutdown the rest has", f"{telemetry.CLOSE_TIMEOUT:g} s to be exported"),
 ]
 
 
-@pytest.mark.parametrize(("row", "stated"), LIMITS)
-def test_the_operations_page_states_the_limits_of_the_code(row: str, stated: str) -> None:
+@pytest.mark.parametrize(("name", "row", "stated"), LIMITS)
+def test_a_page_states_the_limits_of_the_code(name: str, row: str, stated: str) -> None:
     """A changed constant requires a change of the page."""
-    page = (ROOT / "docs/operations.md").read_text("utf-8")
+    page = (ROOT / f"docs/{name}.md").read_text("utf-8")
     (line,) = [line for line in page.splitlines() if line.startswith(row)]
     assert stated in line
