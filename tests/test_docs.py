@@ -31,6 +31,7 @@ from gateway.fleet import endpoint_poll
 from gateway.observe import logs, recorder
 from gateway.observe.metrics.metric_table import CATALOG
 from gateway.observe.otel import telemetry
+from gateway.part_list import CONFIG
 from gateway.upstream import relay
 from gateway.upstream.routed_request import WHOLE_ANSWER
 from lab.commands import add_commands
@@ -41,7 +42,7 @@ from policies.queue import queue_scheduler
 from policies.rate_limit import endpoint_limits
 from policies.routes.route import Route, Workload
 from policies.routing import decide
-from scripts import metrics_page, record_page
+from scripts import configuration_page, metrics_page, record_page
 from tests.support.gateways import document, pool
 
 ROOT = Path(__file__).parent.parent
@@ -184,14 +185,21 @@ def test_every_cited_decision_is_there() -> None:
     assert {(path, number) for path, number in cited if number not in known} == set()
 
 
-def test_every_key_of_the_configuration_is_explained() -> None:
-    """docs/policies.md names each key of the configuration schema."""
-    page = (ROOT / "docs/policies.md").read_text("utf-8")
-    document = schema()
+def test_the_configuration_reference_is_generated_from_the_schema() -> None:
+    """`python scripts/configuration_page.py` writes the page."""
+    assert (ROOT / "docs/configuration.md").read_text("utf-8") == configuration_page.page()
+
+
+def test_the_configuration_reference_has_every_key() -> None:
+    """All keys of the schema, those of inner mappings included."""
+    page = (ROOT / "docs/configuration.md").read_text("utf-8")
+    named = re.findall(r"^(?:\| |## )`([\w.\[\]]+)`", page, re.MULTILINE)
+    rows = {part for path in named for part in path.replace("[]", "").split(".")}
+    document = schema(CONFIG)
     models = [document, *document["$defs"].values()]
     options = [option for model in models for option in model.get("anyOf", [model])]
     keys = {key for option in options for key in option.get("properties", {})}
-    assert {key for key in keys if f"`{key}`" not in page} == set()
+    assert keys - rows == set()
 
 
 @pytest.mark.parametrize(
@@ -201,13 +209,13 @@ def test_every_key_of_the_configuration_is_explained() -> None:
         ("pools.NAME", PoolSection.model_fields.keys()),
         ("routes.NAME", Route.model_fields.keys() - {"name"}),  # the key in the file
         ("defaults", Defaults.model_fields.keys()),
-        ("keys", Key.model_fields.keys()),
+        ("keys[]", Key.model_fields.keys()),
     ],
 )
 def test_a_table_of_keys_has_the_keys_of_its_section(section: str, fields: set[str]) -> None:
-    """All, and no others."""
-    page = (ROOT / "docs/policies.md").read_text("utf-8")
-    table = page.partition(f"### `{section}`\n")[2].partition("\n### ")[0]
+    """All, and no others; those of inner mappings have a dot."""
+    page = (ROOT / "docs/configuration.md").read_text("utf-8")
+    table = page.partition(f"## `{section}`\n")[2].partition("\n## ")[0]
     assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == fields
 
 

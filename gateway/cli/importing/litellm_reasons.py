@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 _DATABASE = "there is no database: keys are in the file or in Redis (`firsttoken keys`), settings in files"
 _PRISMA = "there is no database"
-_CACHE = "write cache: {ttl: 10m} on the routes: docs/policies.md, Cache of answers"
+_CACHE = "write cache: {ttl: 10m} on the routes: docs/keys.md, Cache of answers"
 _LOGS = "logs are one JSON line per request, always: telemetry.access_log"
 _BUDGET = "limits are of a key: keys[].monthly_cost_usd"
 _BREAKER = "endpoints are taken out and tried again by their own evidence, always: docs/limits.md"
@@ -93,8 +93,8 @@ ROUTER: Mapping[str, str] = {
     "cooldown_time": _BREAKER,
     "disable_cooldowns": _BREAKER,
     "retry_after": "the next endpoint is tried at once, within the deadline of the request",
-    "retry_policy": "what is tried again follows from whose fault it is: docs/policies.md, What is tried elsewhere",
-    "model_group_retry_policy": "what is tried again follows from whose fault it is: docs/policies.md",
+    "retry_policy": "what is tried again follows from whose fault it is: docs/failures.md, What is tried elsewhere",
+    "model_group_retry_policy": "what is tried again follows from whose fault it is: docs/failures.md",
     "timeout": "not a number of seconds",
     "stream_timeout": "not a number of seconds",
     "num_retries": "not a number of attempts",
