@@ -326,3 +326,45 @@ def test_a_page_states_the_limits_of_the_code(name: str, row: str, stated: str) 
     page = (ROOT / f"docs/{name}.md").read_text("utf-8")
     (line,) = [line for line in page.splitlines() if line.startswith(row)]
     assert stated in line
+
+
+# Pages that a command writes, from code or from results.
+WRITTEN = (
+    *("docs/agents.md", "docs/clients.md", "docs/configuration.md", "docs/metrics.md", "docs/record.md"),
+    *("docs/reliability.md", "benchmarks/ABLATION.md", "benchmarks/CAPACITY.md", "benchmarks/CLOSED_LOOP.md"),
+    *("benchmarks/PICKER.md", "benchmarks/REPLAY.md", "benchmarks/RESULTS.md", "benchmarks/ROUTING.md"),
+)
+BY_HAND = [page for page in PAGES if str(page.relative_to(ROOT)) not in WRITTEN]
+PAGE_BYTES, README_BYTES, WORDS, WORDS_IN_ALL = 16 * 1024, 9 * 1024, 64_000, 93_500
+
+
+@pytest.mark.parametrize("page", BY_HAND, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_is_read_in_ten_minutes(page: Path) -> None:
+    """16 KB at most, and the README 9 KB; a longer page becomes two, or says each fact once."""
+    assert len(page.read_bytes()) <= (README_BYTES if page.name == "README.md" and page.parent == ROOT else PAGE_BYTES)
+
+
+def test_the_pages_grow_no_further() -> None:
+    """Words of the pages that people write, and of all Markdown of the tree: who adds a fact takes another one out."""
+    known = [
+        page
+        for top in ("backends", "deploy", "gateway", "lab", "policies", "scripts", "tests")
+        for page in (ROOT / top).rglob("*.md")
+    ]
+    written = sum(len(page.read_text("utf-8").split()) for page in [*BY_HAND, *known])
+    in_all = written + sum(len((ROOT / name).read_text("utf-8").split()) for name in WRITTEN)
+    assert (written <= WORDS, in_all <= WORDS_IN_ALL) == (True, True), f"{written} words by hand, {in_all} in all"
+
+
+def test_every_page_of_docs_is_in_the_order_of_reading() -> None:
+    """The README, or a page that the README names, links to each."""
+    named = {ROOT / "README.md"}
+    for page in [ROOT / "README.md", *[(ROOT / link).resolve() for link in links(ROOT / "README.md")]]:
+        if page.suffix == ".md":
+            named |= {page, *((page.parent / link).resolve() for link in links(page))}
+    assert [page.name for page in (ROOT / "docs").glob("*.md") if page not in named] == []
+
+
+def links(page: Path) -> list[str]:
+    """Relative links of a page, without anchors."""
+    return [link.partition("#")[0] for link in _LINK.findall(page.read_text("utf-8")) if "://" not in link]
