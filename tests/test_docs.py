@@ -335,13 +335,14 @@ WRITTEN = (
     *("benchmarks/PICKER.md", "benchmarks/REPLAY.md", "benchmarks/RESULTS.md", "benchmarks/ROUTING.md"),
 )
 BY_HAND = [page for page in PAGES if str(page.relative_to(ROOT)) not in WRITTEN]
-PAGE_BYTES, README_BYTES, WORDS, WORDS_IN_ALL = 16 * 1024, 9 * 1024, 64_000, 93_500
+PAGE_BYTES, WORDS, WORDS_IN_ALL = 16 * 1024, 64_000, 93_500
+BYTES = {ROOT / "README.md": 9 * 1024, ROOT / "CHANGELOG.md": 20 * 1024}  # a changelog shrinks at a release
 
 
 @pytest.mark.parametrize("page", BY_HAND, ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_page_is_read_in_ten_minutes(page: Path) -> None:
     """16 KB at most, and the README 9 KB; a longer page becomes two, or says each fact once."""
-    assert len(page.read_bytes()) <= (README_BYTES if page.name == "README.md" and page.parent == ROOT else PAGE_BYTES)
+    assert len(page.read_bytes()) <= BYTES.get(page, PAGE_BYTES)
 
 
 def test_the_pages_grow_no_further() -> None:
