@@ -70,7 +70,7 @@ class Lesson:
 
 @dataclass(frozen=True, slots=True)
 class Complaint:
-    """What a server said of a body. `member`: as spelled by the server."""
+    """Words of a server about a body. `member`: as spelled by the server."""
 
     member: str = ""
     words: str = ""
