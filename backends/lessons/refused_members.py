@@ -23,6 +23,7 @@ from backends.body_changes import opened
 from backends.lessons.refusal_rows import table
 
 MOST_HOLDERS = 10_000  # elements of a list, messages for example, in which members are found
+LONGEST_NAME = 300  # characters of a member as spelled by a server
 MOST_WORDS_OF = 1 << 20  # bytes of a body that is compared with the words of a refusal
 _PLAIN = re.compile(r"[\w$-]{1,100}", re.ASCII)
 _TOKEN = re.compile(r"[^.\[\]'\"]+")
@@ -60,7 +61,7 @@ class RefusedBody:
     def path(self, name: str) -> str:
         """The path of a member as sent; empty: the body has none of this name."""
         if (found := self._paths.get(name)) is None:
-            found = self._paths[name] = self._found(name.strip())
+            found = self._paths[name] = self._found(name.strip()) if len(name) <= LONGEST_NAME else ""
         return found
 
     def holds(self, path: str) -> bool:
@@ -114,7 +115,8 @@ class RefusedBody:
         if len(self.raw) > MOST_WORDS_OF:
             return True
         if self._words is None:
-            self._words = _ESCAPED.sub(lambda found: bytes.fromhex(found[1].decode()), self.raw).lower()
+            plain = _ESCAPED.sub(lambda found: bytes.fromhex(found[1].decode()), self.raw)
+            self._words = plain.replace(rb"\/", b"/").lower()
         return json.dumps(words, ensure_ascii=False)[1:-1].lower().encode("utf-8", "replace") in self._words
 
     # -- paths ------------------------------------------------------------------------------

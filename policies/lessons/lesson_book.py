@@ -8,8 +8,8 @@ Rules:
   seconds.
 - An answer to a body that the lesson would have changed contradicts the lesson: the first witness counts no more.
 - A lesson that has lapsed is learned anew, from a new refusal: servers change, and a wrong lesson ends by itself.
-- Limits: MOST_OWN lessons per caller, MOST_CALLERS callers, MOST_SHARED lessons and MOST_WITNESSED witnesses per place,
-  MOST_PLACES places. The oldest are dropped first.
+- Limits: MOST_OWN lessons per caller, of which MOST_OWN_HERE count at a place, MOST_CALLERS callers, MOST_SHARED
+  lessons and MOST_WITNESSED witnesses per place, MOST_PLACES places. The oldest are dropped first.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ OWN = 600.0  # s
 SHARED = 3600.0  # s
 APART = 60.0  # s, of two witnesses without a name
 MOST_OWN = 64  # over all pools, of which each may teach several
+MOST_OWN_HERE = 16  # of a caller at a place: each is looked for in each body
 MOST_CALLERS = 1_000
 MOST_SHARED = 32
 MOST_WITNESSED = 8
@@ -75,7 +76,7 @@ class LessonBook(Generic[L]):
         found = [lesson for lesson, until in self._shared.get(place, {}).items() if now < until]
         own = self._own.get(caller, {})
         mine = [lesson for (where, lesson), until in own.items() if where == place and now < until]
-        return found + [lesson for lesson in mine if lesson not in found]
+        return found + [lesson for lesson in mine[-MOST_OWN_HERE:] if lesson not in found]
 
     def in_question(self, place: Place, now: float) -> list[L]:
         """Lessons with one witness."""

@@ -613,6 +613,14 @@ async def test_a_server_that_names_every_member_takes_nothing_from_another_calle
         assert all(kept <= each.keys() and {"max_tokens", "max_completion_tokens"} & {*each} for each in server.bodies)
 
 
+async def test_names_that_a_caller_made_up_cost_three_further_requests() -> None:
+    """A provider's limit of requests is all callers', and such names are never used up."""
+    async with Verifying(_echoing) as server, served(("compatible", server)) as (_, caller):
+        for number in range(1, 4):
+            assert (await ask(caller, **{f"x{number}{each}": 1 for each in range(8)}))[0] == 400
+            assert len(server.bodies) == 4 * number
+
+
 async def test_a_member_that_a_caller_made_up_is_a_lesson_for_that_caller_alone() -> None:
     """Such names are without number, and nobody else has them."""
     async with Verifying(_echoing) as server, served(("compatible", server)) as (gateway, caller):

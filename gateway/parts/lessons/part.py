@@ -48,6 +48,7 @@ log = logging.getLogger("firsttoken")
 TAUGHT = (Operation.CHAT, Operation.COMPLETION, Operation.MESSAGES, Operation.RESPONSES)
 ON_ITS_MERITS = (RefusalVerdict.MERITS, RefusalVerdict.UNREAD)  # of a caller's own body
 MOST_MENDS = 8  # of a request at an endpoint
+MOST_MADE_UP = 3  # of those for members that no dialect names: each may cost a request of a provider's limit
 MOST_COMPARED = 1 << 16  # bytes of an answered body that is compared with lessons in question
 MOST_FACTS = 512  # of models, by lessons
 _members = msgspec.json.Decoder(dict[str, Raw]).decode
@@ -245,7 +246,9 @@ class LessonsPart(Part):
         """The endpoint is asked again, unless it was often enough."""
         place, lesson = mended.applied
         endpoint, known = wire.attempt.candidate.endpoint.id, APPLIED.of(routed.timeline.record)
-        if known is not None and len(known.mended.get(endpoint, ())) >= MOST_MENDS:
+        before = [] if known is None else known.mended.get(endpoint, [])
+        made_up = sum(not each.applied[1].concerns_all for each in (*before, mended))
+        if len(before) >= MOST_MENDS or made_up > MOST_MADE_UP:
             return Remedy.ELSEWHERE
         log.info("pool %s refuses a request for %s: %s", place.pool, header_safe(place.model), lesson)
         applied = form.put(routed.request, routed.timeline.record, place.pool)
@@ -255,7 +258,7 @@ class LessonsPart(Part):
     # -- answers ----------------------------------------------------------------------------
 
     def answered(self, routed: RoutedRequest, wire: WireAttempt) -> None:
-        """Remember what has helped this very request, as far as the answered body has it or is for another operation."""
+        """Remember what has helped this request: changes of the answered body, or of the operation it has left."""
         now, caller, endpoint = monotonic(), self._caller(routed.request), wire.attempt.candidate.endpoint
         if (known := APPLIED.of(routed.timeline.record)) is None:
             return

@@ -154,6 +154,14 @@ def test_a_value_is_sent_under_another_name_of_the_same_and_under_a_new_one(name
 # --------------------------------------------------------------------------- words of callers
 
 
+def test_an_operation_that_the_caller_wrote_teaches_nothing_that_lasts() -> None:
+    """JSON has two ways to write a slash."""
+    for raw in (b'{"x": "use /v1/responses"}', rb'{"x": "use \/v1\/Responses"}'):
+        found = reading("Unknown value 'use /v1/responses'", raw=raw).lesson
+        assert found is not None
+        assert (found.operation, found.once) == ("/v1/responses", True)
+
+
 @pytest.mark.parametrize("escaped", [False, True])
 def test_words_that_stand_in_the_body_teach_nothing_that_lasts(escaped: bool) -> None:
     """The request is mended all the same: the caller can harm only that."""

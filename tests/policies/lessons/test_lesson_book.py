@@ -8,6 +8,7 @@ from policies.lessons.lesson_book import (
     APART,
     MOST_CALLERS,
     MOST_OWN,
+    MOST_OWN_HERE,
     MOST_PLACES,
     MOST_SHARED,
     MOST_WITNESSED,
@@ -111,7 +112,8 @@ def test_one_caller_evicts_its_own_lessons_alone(book: LessonBook[str]) -> None:
     helped(book, "of all", "b", "c")
     for number in range(10 * MOST_OWN):
         helped(book, f"{number}", "a")
-    assert len(book.of(HERE, "a", 1.0)) == MOST_OWN + 1
+    assert len(book._own["a"]) == MOST_OWN
+    assert book.of(HERE, "a", 1.0) == ["of all", *(f"{10 * MOST_OWN - each}" for each in range(MOST_OWN_HERE, 0, -1))]
     assert set(book.of(HERE, "b", 1.0)) == {"of b", "of all"}
     assert len(book.in_question(HERE, 1.0)) == MOST_WITNESSED
 
