@@ -21,6 +21,7 @@ from gateway.cli.tables import aligned
 from gateway.cluster.redis_client import Unavailable
 from gateway.config import schema as schemas
 from gateway.config.config_errors import ConfigError, nearest
+from gateway.config.kept_facts import left_files
 from gateway.config.loading import load, load_without_secrets
 from gateway.config.models import Config, Key
 from gateway.config.notes import duration, notes
@@ -73,7 +74,7 @@ def report(config: Config) -> str:
     if config.passthrough_route is not None:
         rows.append(_route_row("(any other)", config.passthrough_route))
     table = aligned([("route", "workload", "ttft", "tpot", "total", "tiers"), *rows])
-    return "\n".join([verdict, *table, *notes(config)])
+    return "\n".join([verdict, *table, *notes(config), *(f"note: {line}" for line in left_files())])
 
 
 def _route_row(name: str, route: Route) -> tuple[str, ...]:

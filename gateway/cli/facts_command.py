@@ -22,6 +22,7 @@ from urllib.request import urlopen
 import msgspec
 
 from backends.facts import refreshed
+from backends.facts.fact_checks import LARGEST, BadFacts
 from backends.facts.fact_rows import APIS, MODELS, Document, apis, in_use, is_refreshed, read_on
 from backends.facts.listed_price import ListedPrice, in_force
 from backends.facts.lookup import LIKE, Origin, facts_of, is_fact, listed_prices, model_row, origins
@@ -29,6 +30,7 @@ from backends.facts.model_facts import Facts
 from backends.facts.priors import prior_ttft
 from gateway.cli.tables import aligned
 from gateway.config.config_errors import ConfigError, nearest
+from gateway.config.kept_facts import left_files
 from gateway.config.loading import load
 from gateway.config.models import Config
 from gateway.config.pool_section import PoolSection
@@ -69,7 +71,12 @@ def shown(model: str, pool: str | None, config: Config | None) -> list[str]:
     prices = _prices(api, model) if pool is None or config is None else _prices_of_pool(config.pools[pool])
     rows += prices
     unknown = ", ".join([name for name in FACT_NAMES if name not in whence] + ([] if prices else ["price"]))
-    return [f"{model} at {api}", *aligned([("fact", "value", "whence"), *rows]), f"nothing is known of: {unknown}"]
+    return [
+        f"{model} at {api}",
+        *aligned([("fact", "value", "whence"), *rows]),
+        f"nothing is known of: {unknown}",
+        *left_files(),
+    ]
 
 
 def _prices_of_pool(section: PoolSection) -> list[Row]:
@@ -163,13 +170,10 @@ def updated(source: str, digest: str | None, config: Config | None) -> list[str]
     folder = _state_dir(config)
     text = _read(source, digest)
     try:
-        name, document = refreshed.checked(text)
-        before = in_use(name)
-        refreshed.check_newer(name, document)
-        refreshed.check_together({**refreshed.all_in_use(), name: document})
-    except refreshed.BadFacts as error:
+        name, document = refreshed.checked_newer(text)
+    except BadFacts as error:
         raise ConfigError([f"{source}: {error}; what there is is kept"]) from None
-    path = refreshed.path_of(folder, name)
+    path, before = refreshed.path_of(folder, name), in_use(name)
     try:
         replace_file(path, text)
     except OSError as error:
@@ -225,14 +229,14 @@ def _read(source: str, digest: str | None) -> bytes:
 def _fetched(url: str) -> bytes:
     try:
         with urlopen(url, timeout=PATIENCE) as reply:
-            return bytes(reply.read(refreshed.LARGEST + 1))
+            return bytes(reply.read(LARGEST + 1))
     except (URLError, OSError, ValueError) as error:
         raise ConfigError([f"{url}: {error}; what there is is kept"]) from None
 
 
 def _file_of(path: Path) -> bytes:
     try:
-        text = read_regular(path, refreshed.LARGEST)
+        text = read_regular(path, LARGEST)
     except (OSError, NotAFile) as error:
         raise ConfigError([f"{path}: {error}"]) from None
     if text is None:

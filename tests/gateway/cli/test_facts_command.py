@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from backends.facts import refreshed
-from backends.facts.fact_rows import APIS, MODELS, is_refreshed, read_on
+from backends.facts.fact_rows import APIS, MODELS, is_refreshed, read_on, shipped
 from gateway.cli.main import main
 from tests.backends.facts.test_refreshed import newer
 
@@ -31,9 +32,11 @@ routes: {chat: {tiers: [own, known, given], ttft: off}}
 
 
 @pytest.fixture(autouse=True)
-def shipped_rows() -> Iterator[None]:
+def shipped_rows(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Of a month ago, so that there may be newer ones."""
+    monkeypatch.setattr(refreshed, "_today", lambda: shipped(MODELS)["read"] + timedelta(30))
     yield
-    refreshed.use(None)
+    refreshed.use({})
 
 
 @pytest.fixture
