@@ -14,9 +14,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields
 from datetime import date
 from enum import Enum
+from http.client import HTTPException, IncompleteRead
 from pathlib import Path
+from time import monotonic
 from typing import Any
-from urllib.error import URLError
+from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 
 import msgspec
@@ -28,7 +30,7 @@ from backends.facts.listed_price import ListedPrice, in_force
 from backends.facts.lookup import LIKE, Origin, facts_of, is_fact, listed_prices, model_row, origins
 from backends.facts.model_facts import Facts
 from backends.facts.priors import prior_ttft
-from gateway.cli.tables import aligned
+from gateway.cli.tables import aligned, printable
 from gateway.config.config_errors import ConfigError, nearest
 from gateway.config.kept_facts import left_files
 from gateway.config.loading import load
@@ -177,7 +179,7 @@ def updated(source: str, digest: str | None, config: Config | None) -> list[str]
     try:
         replace_file(path, text)
     except OSError as error:
-        raise ConfigError([f"{path}: {error.strerror}; make state.dir writable"]) from None
+        raise ConfigError([f"{path}: {error.strerror or error}; make state.dir writable"]) from None
     head = f"{path}: {name} as read on {document['read']}, in place of {before['read']}; load the gateway's files again"
     return [head, *changes(before, document)]
 
@@ -216,10 +218,12 @@ def _state_dir(config: Config | None) -> str:
 
 def _read(source: str, digest: str | None) -> bytes:
     """Raises ConfigError where there is nothing to read, or something else than the digest is of."""
-    is_url = source.startswith(("https://", "http://"))
+    is_url = source.lower().startswith(("https://", "http://"))
     if is_url and digest is None:
         raise ConfigError([f"{source}: a URL vouches for nothing: add --digest sha256:... of its contents"])
     text = _fetched(source) if is_url else _file_of(Path(source))
+    if len(text) > LARGEST:
+        raise ConfigError([f"{source}: longer than {LARGEST >> 20} MB; what there is is kept"])
     found = PREFIX + hashlib.sha256(text).hexdigest()
     if digest is not None and found != f"{PREFIX}{digest.removeprefix(PREFIX).lower()}":
         raise ConfigError([f"{source}: its digest is {found}, not {digest}; what there is is kept"])
@@ -227,11 +231,34 @@ def _read(source: str, digest: str | None) -> bytes:
 
 
 def _fetched(url: str) -> bytes:
+    """The contents of a URL, with redirects followed: the digest vouches for what comes. Raises ConfigError."""
     try:
         with urlopen(url, timeout=PATIENCE) as reply:
-            return bytes(reply.read(LARGEST + 1))
-    except (URLError, OSError, ValueError) as error:
-        raise ConfigError([f"{url}: {error}; what there is is kept"]) from None
+            return _all_of(reply, monotonic() + PATIENCE)
+    except (OSError, ValueError, HTTPException) as error:
+        raise ConfigError([f"{url}: {_failure(error)}; what there is is kept"]) from None
+
+
+def _all_of(reply: Any, deadline: float) -> bytes:
+    text = bytearray()
+    while (piece := reply.read1(1 << 16)) and len(text) <= LARGEST:
+        text += piece
+        if monotonic() > deadline:
+            raise TimeoutError
+    if reply.length and len(text) <= LARGEST:
+        raise IncompleteRead(b"", reply.length)
+    return bytes(text)
+
+
+def _failure(error: Exception) -> str:
+    """What went wrong with a URL, in one line."""
+    reason = error.reason if isinstance(error, URLError) and not isinstance(error, HTTPError) else error
+    if isinstance(reason, TimeoutError):
+        return f"no whole answer within {PATIENCE:g} s"
+    if isinstance(reason, IncompleteRead):
+        return "the answer ended before its end"
+    said = " ".join(printable(str(reason)).split())[:200]
+    return said or type(reason).__name__
 
 
 def _file_of(path: Path) -> bytes:
