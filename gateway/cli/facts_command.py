@@ -251,7 +251,7 @@ def _all_of(reply: Any, deadline: float) -> bytes:
 
 
 def _failure(error: Exception) -> str:
-    """What went wrong with a URL, in one line."""
+    """Describes the failure of a URL in one line."""
     reason = error.reason if isinstance(error, URLError) and not isinstance(error, HTTPError) else error
     if isinstance(reason, TimeoutError):
         return f"no whole answer within {PATIENCE:g} s"
