@@ -248,6 +248,14 @@ def test_stops_labels_and_limits_fit() -> None:
     assert told == ["metadata", "stop"]
 
 
+@pytest.mark.parametrize(("most", "length"), [(None, 100), (64, 64), (20, 20), (100, 100)])
+def test_the_name_of_a_user_has_the_length_of_the_server(most: int | None, length: int) -> None:
+    """Of a translated chat too; two users stay two."""
+    lengths = {len(fitted(Facts(user_length=most), CHAT, {"user": each * 100})[0]["user"]) for each in "ab"}
+    names = {fitted(Facts(user_length=most), CHAT, {"user": each * 100})[0]["user"] for each in "ab"}
+    assert (lengths, len(names)) == ({length}, 2)
+
+
 @pytest.mark.parametrize("form", ["json_schema", "json_object"])
 def test_a_server_without_the_form_of_an_answer_is_not_asked(form: str) -> None:
     """The form is meant. The one server of a route judges it itself."""
