@@ -26,6 +26,9 @@ Text = Annotated[str, msgspec.Meta(min_length=1)]
 Version = tuple[int, ...]
 Document = Mapping[str, Any]
 MODELS, APIS = "models.yaml", "apis.yaml"
+LATEST = "latest"  # end of a name that moves on to each newer version
+_BEGIN = r"(?<![a-z0-9])"
+_PLACE = re.compile(r"(?:-\??)?\{v\}")
 _VERSION = r"(?P<v>\d{1,2}(?:[.-]\d{1,2}(?![\db]))?)(?!\d)"  # eight digits behind a name are a date, `8b` a size
 
 
@@ -36,6 +39,7 @@ class ModelRow:
     family: str
     name: str  # `match` as written, and `since`
     match: re.Pattern[str]
+    alias: re.Pattern[str] | None  # of the newest version's alias, which has none in its name: `opus-latest`
     since: Version
     facts: Mapping[str, Any]
     source: str
@@ -45,9 +49,9 @@ class ModelRow:
     def holds(self, name: str) -> bool:
         """True if the row matches a model name. `name`: normalized by `lookup.plain`."""
         found = self.match.search(name)
-        if found is None or not self.since:
-            return found is not None
-        return found["v"] is not None and version(found["v"]) >= self.since
+        if found is None:
+            return self.alias is not None and name.endswith(LATEST) and self.alias.search(name) is not None
+        return not self.since or (found["v"] is not None and version(found["v"]) >= self.since)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +216,8 @@ def _model_row(family: str, written: Mapping[str, Any]) -> ModelRow:
     return ModelRow(
         family,
         name,
-        re.compile(r"(?<![a-z0-9])" + head.match.replace("{v}", _VERSION)),
+        re.compile(_BEGIN + head.match.replace("{v}", _VERSION)),
+        _alias(head.match),
         () if head.since is None else version(str(written["since"])),
         said,
         head.source,
@@ -227,6 +232,13 @@ def _api_row(name: str, written: Mapping[str, Any], before: Mapping[str, ApiRow]
     like = None if head.like is None else before[head.like]
     families = like.families if head.families is None and like is not None else head.families
     return ApiRow(name, head.hosts, families, {**(like.facts if like is not None else {}), **said}, head.over)
+
+
+def _alias(match: str) -> re.Pattern[str] | None:
+    """Of a name with `latest` in place of a version at its end, or without the version in its middle."""
+    if not (placed := _PLACE.search(match)):
+        return None
+    return re.compile(_BEGIN + match[: placed.start()] + (match[placed.end() :] or f"-{LATEST}$"))
 
 
 Head = TypeVar("Head", bound=msgspec.Struct)

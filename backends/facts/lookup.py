@@ -6,7 +6,7 @@ The API's row holds first, the family's over it, the API's `over` above both, th
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import cache, lru_cache
@@ -17,6 +17,7 @@ import msgspec
 
 from backends.facts.fact_rows import (
     FACTS,
+    LATEST,
     MODELS,
     ApiRow,
     ModelRow,
@@ -53,6 +54,8 @@ _SUFFIX = re.compile(r"(?:@.*|:.*)$")  # a version of Vertex or Bedrock, a varia
 _TUNED = re.compile(r"^ft:")
 _POINT = re.compile(r"(?<=\d)p(?=\d)")  # Fireworks writes 5p3
 _NUMBER = re.compile(r"(?<![\d.])\d{1,2}(?:[.-]\d{1,2}(?!\d))?(?![\db])")  # neither a date nor a count of parameters
+_MOVING = re.compile(rf"-{LATEST}$")
+_DATED = re.compile(r"-20\d\d-?[01]\d-?[0-3]\d$")
 _NOTHING_KNOWN = Facts()
 LONGEST_NAME = 256  # characters
 GONE = "gone"  # in place of a day, of a model that has ended
@@ -110,9 +113,21 @@ def maker_at(host: str) -> str | None:
 
 
 def listed_prices(api: str, model: str) -> Sequence[ListedPrice]:
-    """Prices of a model by exact name at its maker's API; empty: unknown."""
+    """Prices of a model by its name at its maker's API; empty: unknown."""
     row = model_row(api, model)
-    return row.prices.get(_PATH.sub("", model.lower()), ()) if row is not None and row.family == api else ()
+    if row is None or row.family != api:
+        return ()
+    name = _PATH.sub("", model.lower())
+    return row.prices.get(name) or row.prices.get(_priced_alias(name, row.prices), ())
+
+
+def _priced_alias(name: str, listed: Collection[str]) -> str:
+    """The listed name that a `-latest` or dated name stands for. Empty: none, or other dates of it have own prices."""
+    base = _MOVING.sub("", name)
+    if base != name:
+        return base
+    base = _DATED.sub("", name)
+    return "" if base == name or any(_DATED.sub("", other) == base != other for other in listed) else base
 
 
 def version_of(model: str) -> tuple[float, ...]:
@@ -121,7 +136,7 @@ def version_of(model: str) -> tuple[float, ...]:
     found = _NUMBER.search(name)
     if found is not None:
         return version(found[0])
-    return (inf,) if name.endswith("latest") else ()
+    return (inf,) if name.endswith(LATEST) else ()
 
 
 @lru_cache(maxsize=4096)
