@@ -117,7 +117,6 @@ class Facts:
     call_state: str = ""  # path, in a tool call, of the state to return
     call_state_placeholder: str = ""  # accepted value if the state is unknown
     detail_placeholder: Mapping[str, str] = field(default_factory=dict)  # the same, in `reasoning_details`
-    bound_to: str = ""  # scope of a thinking block: "", prefix, prefix+account
     stops: Count | None = None  # most sequences of `stop`; 0: refused
     stop_bytes: Length | None = None  # of a sequence
     cache_controls: Count | None = None  # most breakpoints of a request
@@ -129,7 +128,6 @@ class Facts:
     files: bool = True  # content parts of the type `file`
     details: tuple[str, ...] | None = None  # of `image_url.detail`
     unknown_members: UnknownMembers = UnknownMembers.IGNORED
-    ends: Mapping[str, str] = field(default_factory=dict)  # the dialect's finish reason by the server's own
     context: Length | None = None  # tokens
     output: Length | None = None  # tokens
     shutdown: str = ""  # YYYY-MM-DD, or "gone"

@@ -22,6 +22,7 @@ from backends.fitting.hints import (
     fit_choices,
     fit_labels,
     fit_limit,
+    fit_output,
     fit_stops,
     fit_top_logprobs,
     without_persons,
@@ -112,6 +113,7 @@ _THINKING = "reasoning_effort reasoning thinking output_config tool_choice respo
 _ROWS = (
     _row(fit_names_of_members, "", _differs("renamed"), is_mending=True),
     _row(fit_limit, " ".join(LIMITS), _differs("limit"), _CHAT, is_mending=True),
+    _row(fit_output, "max_completion_tokens max_tokens max_output_tokens", _differs("output")),
     _row(fit_members, "", _differs("refused"), is_mending=True),
     _row(fit_known_members, "", _differs("members"), _CHAT, is_mending=True),
     _row(fit_history, "messages", wants_history, _CHAT, is_mending=True),
