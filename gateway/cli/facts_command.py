@@ -30,7 +30,8 @@ from backends.facts.listed_price import ListedPrice, in_force
 from backends.facts.lookup import LIKE, Origin, facts_of, is_fact, listed_prices, model_row, origins
 from backends.facts.model_facts import Facts
 from backends.facts.priors import prior_ttft
-from gateway.cli.tables import aligned, printable
+from gateway.cli.learned_facts import learned
+from gateway.cli.tables import printable, terminal_width, within, wrapped
 from gateway.config.config_errors import ConfigError, nearest
 from gateway.config.kept_facts import left_files
 from gateway.config.loading import load
@@ -44,6 +45,7 @@ from policies.types import Price
 PATIENCE = 30.0  # s for a URL
 ANY = "compatible"  # API of a model whose family is of no API
 PREFIX = "sha256:"
+RELOAD = "a running gateway reads it at its next reload: send SIGHUP, or POST /reload to its admin port"
 Row = tuple[str, str, str]
 
 
@@ -51,7 +53,9 @@ def facts(args: argparse.Namespace) -> int:
     """Run `show` or `update` and print the result. Raises ConfigError for every mistake of the operator."""
     config = load(args.files, os.environ, CONFIG) if args.files else None
     if args.action == "show":
-        print("\n".join(shown(args.model, args.pool, config)))
+        width = terminal_width()
+        lessons = [] if args.admin is None else learned(args.admin, args.model, args.pool, width)
+        print("\n".join([*shown(args.model, args.pool, config, width), *lessons]))
     else:
         print("\n".join(updated(args.source, args.digest, config)))
     return 0
@@ -60,8 +64,8 @@ def facts(args: argparse.Namespace) -> int:
 # ---------------------------------------------------------------- show
 
 
-def shown(model: str, pool: str | None, config: Config | None) -> list[str]:
-    """Table of known facts, and a line that lists unknown facts."""
+def shown(model: str, pool: str | None, config: Config | None, width: int | None = None) -> list[str]:
+    """Table of known facts, and a line that lists unknown facts. `width`: columns at most; None: a line for each."""
     api, own = (_api_of(model), {}) if pool is None else _of_pool(pool, config)
     believed, whence = facts_of(api, model, own), origins(api, model, own)
     rows = [(name, _text(getattr(believed, name)), _whence(whence[name], own)) for name in _stated(whence, own)]
@@ -73,12 +77,9 @@ def shown(model: str, pool: str | None, config: Config | None) -> list[str]:
     prices = _prices(api, model) if pool is None or config is None else _prices_of_pool(config.pools[pool])
     rows += prices
     unknown = ", ".join([name for name in FACT_NAMES if name not in whence] + ([] if prices else ["price"]))
-    return [
-        f"{model} at {api}",
-        *aligned([("fact", "value", "whence"), *rows]),
-        f"nothing is known of: {unknown}",
-        *left_files(),
-    ]
+    last = [f"nothing is known of: {unknown}", *left_files()]
+    lines = last if width is None else [line for text in last for line in wrapped(text, width)]
+    return [f"{model} at {api}", *within([("fact", "value", "whence"), *rows], width), *lines]
 
 
 def _prices_of_pool(section: PoolSection) -> list[Row]:
@@ -180,8 +181,8 @@ def updated(source: str, digest: str | None, config: Config | None) -> list[str]
         replace_file(path, text)
     except OSError as error:
         raise ConfigError([f"{path}: {error.strerror or error}; make state.dir writable"]) from None
-    head = f"{path}: {name} as read on {document['read']}, in place of {before['read']}; load the gateway's files again"
-    return [head, *changes(before, document)]
+    head = f"{path}: {name} as read on {document['read']}, in place of {before['read']}"
+    return [head, *changes(before, document), RELOAD]
 
 
 def changes(before: Document, after: Document) -> list[str]:

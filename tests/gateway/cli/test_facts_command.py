@@ -11,6 +11,7 @@ import pytest
 
 from backends.facts import refreshed
 from backends.facts.fact_rows import APIS, MODELS, is_refreshed, read_on, shipped
+from gateway.cli.facts_command import RELOAD
 from gateway.cli.main import main
 from tests.backends.facts.test_refreshed import newer
 
@@ -109,7 +110,7 @@ def test_a_newer_file_is_kept_and_read(config: Path, tmp_path: Path, capsys: pyt
     source.write_bytes(newer())
     digest = "sha256:" + hashlib.sha256(source.read_bytes()).hexdigest()
     code, text = run(capsys, "update", "--from", source, "--digest", digest, "--config", config)
-    assert (code, text.splitlines()[1:]) == (0, ["added: openai gpt-{v}-vega since 7"])
+    assert (code, text.splitlines()[1:]) == (0, ["added: openai gpt-{v}-vega since 7", RELOAD])
     assert (tmp_path / "state" / "facts-models.yaml").read_bytes() == source.read_bytes()
     _, shown = run(capsys, "show", "gpt-7-vega", "--config", config)
     assert "refreshed 2026-" in row(shown, "efforts")
@@ -150,3 +151,17 @@ def test_what_is_missing_is_named(config: Path, tmp_path: Path, capsys: pytest.C
     assert "add --config FILE" in run(capsys, "update", "--from", config)[1]
     assert "there is no such file" in run(capsys, "update", "--from", tmp_path / "no", "--config", config)[1]
     assert "add --config FILE" in run(capsys, "show", "m", "--pool", "ours")[1]
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 132])
+def test_a_table_fits_the_terminal(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No word is lost; into a file or a pipe each fact is one line."""
+    _, whole = run(capsys, "show", "gpt-6.1-sol")
+    assert max(map(len, whole.splitlines())) > 300
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    _, text = run(capsys, "show", "gpt-6.1-sol")
+    assert max(map(len, text.splitlines())) <= max(width, 60)
+    assert sorted("".join(text.split())) == sorted("".join(whole.split()))
