@@ -85,6 +85,8 @@ def shown(model: str, pool: str | None, config: Config | None, width: int | None
 def _prices_of_pool(section: PoolSection) -> list[Row]:
     if "price" in section.model_fields_set:
         return _priced("", section.price.model_dump(exclude_none=True), "pool: price")
+    if not section.model or section.models:
+        return [("price", "none: callers choose the model", "pool: write its price")]
     return [] if section.price_in_force == Price() else _prices(section.api, section.model)
 
 

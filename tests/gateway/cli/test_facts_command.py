@@ -28,7 +28,9 @@ pools:
   own: {backend: vllm, model: gpt-6.1-sol, endpoints: ["http://127.0.0.1:9"]}
   known: {backend: openai, model: gpt-6.1-sol, api_key: key-0123456789abcdef}
   given: {backend: openai, model: gpt-6.1-sol, api_key: key-0123456789abcdef, price: {input: 1}}
+  open: {backend: openai, api_key: key-0123456789abcdef}
 routes: {chat: {tiers: [own, known, given], ttft: off}}
+passthrough: open
 """
 
 
@@ -83,12 +85,13 @@ def test_the_price_of_a_pool_is_the_one_that_counts(tmp_path: Path, capsys: pyte
     file = tmp_path / "g.yaml"
     file.write_text(PRICED)
     lines = {}
-    for pool in ("own", "given", "known"):
+    for pool in ("own", "given", "known", "open"):
         _, text = run(capsys, "show", "gpt-6.1-sol", "--pool", pool, "--config", file)
         lines[pool] = [" ".join(line.split()) for line in text.splitlines() if line.startswith("price")]
     assert lines["own"] == []
     assert lines["given"] == ["price input 1, output 0 (USD per million) pool: price"]
     assert [line.split(" ")[2] for line in lines["known"]] == ["2,", "272001"]
+    assert lines["open"] == ["price none: callers choose the model pool: write its price"]
 
 
 def test_a_pool_has_facts_of_its_own(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
