@@ -45,6 +45,8 @@ def check(args: argparse.Namespace) -> int:
         print(f"ok, but for values that nothing can stand for: set the variables of {', '.join(unset)}")
         return 0
     print(report(config))
+    for line in left_files():
+        print(f"note: {line}")
     if unset:
         print(f"note: not checked, as the variable is not set: {', '.join(unset)}")
     if config.state.dir is not None:
@@ -74,7 +76,7 @@ def report(config: Config) -> str:
     if config.passthrough_route is not None:
         rows.append(_route_row("(any other)", config.passthrough_route))
     table = aligned([("route", "workload", "ttft", "tpot", "total", "tiers"), *rows])
-    return "\n".join([verdict, *table, *notes(config), *(f"note: {line}" for line in left_files())])
+    return "\n".join([verdict, *table, *notes(config)])
 
 
 def _route_row(name: str, route: Route) -> tuple[str, ...]:
