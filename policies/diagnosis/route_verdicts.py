@@ -65,7 +65,8 @@ def verdicts(counts: Iterable[RouteCounts], incidents: Sequence[IncidentGroup], 
 def _verdict(counts: RouteCounts, incidents: Sequence[IncidentGroup], now: float) -> RouteVerdict:
     state = _state(counts)
     if state <= RouteState.FINE:
-        return RouteVerdict(counts.route, state, f"{counts.route} {_well(counts)}")
+        few = f"; {incidents[0].late} late{_because(incidents[0])}" if incidents else ""
+        return RouteVerdict(counts.route, state, f"{counts.route} {_well(counts)}{few}")
     told = next((each for each in incidents if (each.failed > 0) == (state > RouteState.LATE)), None)
     text = f"{counts.route} {_trouble(counts, state)}{_because(told)}"
     if told is None:

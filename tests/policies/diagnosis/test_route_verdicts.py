@@ -74,8 +74,10 @@ def test_a_broken_promise_names_the_budget_that_was_missed(of: RouteCounts, text
     assert (found.state, found.text) == (RouteState.LATE, text)
 
 
-def test_misses_within_the_promise_are_no_trouble() -> None:
-    assert verdict(counts(met={"ttft": 0.951}), incident(Cause.QUEUED, failed=False)).state is RouteState.FINE
+def test_misses_within_the_promise_are_no_trouble_and_told() -> None:
+    found = verdict(counts(met={"ttft": 0.951}), incident(Cause.QUEUED, "large", failed=False))
+    assert (found.state, found.mend) == (RouteState.FINE, "")
+    assert found.text == "chat fine: 95.1% in 800 ms; 1 late: engines full (large)"
 
 
 def test_what_is_over_is_told_as_over() -> None:
