@@ -8,7 +8,7 @@ from typing import Any
 from gateway.observe.windows.count_history import WINDOWS
 from gateway.observe.windows.route_windows import FAILED
 from policies.diagnosis.incident_groups import from_json
-from policies.diagnosis.route_verdicts import RouteCounts, RouteState, RouteVerdict, verdicts
+from policies.diagnosis.route_verdicts import WindowCounts, RouteState, RouteVerdict, verdicts
 
 SHORTEST = "5m"  # window of a verdict: 10 s have too few requests
 NOT_ASKED = ("refused", "client_gone")  # outcomes that are the caller's own
@@ -54,11 +54,11 @@ def _shown(found: RouteVerdict) -> dict[str, Any]:
     }
 
 
-def _counts(route: Mapping[str, Any]) -> RouteCounts:
+def _counts(route: Mapping[str, Any]) -> WindowCounts:
     outcomes: Mapping[str, float] = route["requests"]
     judged = {name: sum(counts.values()) for name, counts in route["slo"].items() if name != "goodput"}
     budget = route["ttft_budget_ms"]
-    return RouteCounts(
+    return WindowCounts(
         route=route["route"],
         asked=round(sum(count for outcome, count in outcomes.items() if outcome not in NOT_ASKED)),
         failed=round(sum(outcomes.get(outcome, 0) for outcome in FAILED)),

@@ -106,7 +106,8 @@ class Cause(StrEnum):
 
     def __new__(cls, name: str, gloss: str, mend: str) -> Self:
         cause = str.__new__(cls, name)
-        cause._value_, cause.gloss, cause.mend = name, gloss, mend
+        cause._value_ = name
+        cause.gloss, cause.mend = gloss, mend
         return cause
 
 

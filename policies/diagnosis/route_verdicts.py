@@ -32,7 +32,7 @@ class RouteState(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class RouteCounts:
+class WindowCounts:
     """Requests of a route in a window, refusals for a fault of the request excluded. `met`: share within the budget, by
     objective; `promised`: share that the route promises. `ttft_budget`: s, of a prompt without tokens if it grows."""
 
@@ -56,13 +56,13 @@ class RouteVerdict:
     request_id: str = ""
 
 
-def verdicts(counts: Iterable[RouteCounts], incidents: Sequence[IncidentGroup], now: float) -> list[RouteVerdict]:
+def verdicts(counts: Iterable[WindowCounts], incidents: Sequence[IncidentGroup], now: float) -> list[RouteVerdict]:
     """The worst first. `incidents`: of the same window, the worst first; `now`: Unix time."""
     found = [_verdict(each, [one for one in incidents if one.route == each.route], now) for each in counts]
     return sorted(found, key=lambda verdict: -verdict.state)
 
 
-def _verdict(counts: RouteCounts, incidents: Sequence[IncidentGroup], now: float) -> RouteVerdict:
+def _verdict(counts: WindowCounts, incidents: Sequence[IncidentGroup], now: float) -> RouteVerdict:
     state = _state(counts)
     if state <= RouteState.FINE:
         few = f"; {incidents[0].late} late{_because(incidents[0])}" if incidents else ""
@@ -77,7 +77,7 @@ def _verdict(counts: RouteCounts, incidents: Sequence[IncidentGroup], now: float
     return RouteVerdict(counts.route, state, text, told.mend, told.request_id)
 
 
-def _state(counts: RouteCounts) -> RouteState:
+def _state(counts: WindowCounts) -> RouteState:
     if not counts.asked:
         return RouteState.IDLE
     if counts.failed:
@@ -87,13 +87,13 @@ def _state(counts: RouteCounts) -> RouteState:
     return RouteState.LATE if _missed(counts) else RouteState.FINE
 
 
-def _missed(counts: RouteCounts) -> str:
+def _missed(counts: WindowCounts) -> str:
     """The objective that was met least; empty: all were met as promised."""
     least = min(counts.met, key=lambda objective: counts.met[objective], default="")
     return least if least and counts.met[least] < counts.promised else ""
 
 
-def _well(counts: RouteCounts) -> str:
+def _well(counts: WindowCounts) -> str:
     if not counts.asked:
         return "idle: no request"
     if counts.ttft_budget is None or "ttft" not in counts.met:
@@ -101,7 +101,7 @@ def _well(counts: RouteCounts) -> str:
     return f"fine: {_percent(counts.met['ttft'])} in {_time(counts.ttft_budget)}"
 
 
-def _trouble(counts: RouteCounts, state: RouteState) -> str:
+def _trouble(counts: WindowCounts, state: RouteState) -> str:
     if state is RouteState.FAILS:
         return f"fails {counts.failed} of {counts.asked} requests"
     if state is RouteState.SHEDS:

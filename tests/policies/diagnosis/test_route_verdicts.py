@@ -8,14 +8,14 @@ import pytest
 
 from policies.diagnosis.causes import Cause, CauseVerdict
 from policies.diagnosis.incident_groups import IncidentGroup
-from policies.diagnosis.route_verdicts import RouteCounts, RouteState, RouteVerdict, verdicts
+from policies.diagnosis.route_verdicts import WindowCounts, RouteState, RouteVerdict, verdicts
 
 NOW = 1_000.0
 
 
-def counts(route: str = "chat", **members: Any) -> RouteCounts:
+def counts(route: str = "chat", **members: Any) -> WindowCounts:
     given = {"asked": 400, "failed": 0, "shed": 0, "met": {"ttft": 0.992}, "promised": 0.95, "ttft_budget": 0.8}
-    return RouteCounts(route, **{**given, **members})
+    return WindowCounts(route, **{**given, **members})
 
 
 def incident(cause: Cause, culprit: str = "", *, failed: bool = True, ago: float = 1.0, route: str = "chat") -> Any:
@@ -23,7 +23,7 @@ def incident(cause: Cause, culprit: str = "", *, failed: bool = True, ago: float
     return IncidentGroup.of(route, verdict, NOW - ago, "r1")
 
 
-def verdict(of: RouteCounts, *incidents: IncidentGroup) -> RouteVerdict:
+def verdict(of: WindowCounts, *incidents: IncidentGroup) -> RouteVerdict:
     (found,) = verdicts([of], incidents, NOW)
     return found
 
@@ -38,7 +38,7 @@ def verdict(of: RouteCounts, *incidents: IncidentGroup) -> RouteVerdict:
         (counts(asked=0, met={}), "chat idle: no request"),
     ],
 )
-def test_a_route_that_keeps_its_promise_has_nothing_to_mend(of: RouteCounts, text: str) -> None:
+def test_a_route_that_keeps_its_promise_has_nothing_to_mend(of: WindowCounts, text: str) -> None:
     found = verdict(of)
     assert (found.text, found.mend) == (text, "")
     assert found.state <= RouteState.FINE
@@ -68,7 +68,7 @@ def test_refused_requests_are_shed() -> None:
         ),
     ],
 )
-def test_a_broken_promise_names_the_budget_that_was_missed(of: RouteCounts, text: str) -> None:
+def test_a_broken_promise_names_the_budget_that_was_missed(of: WindowCounts, text: str) -> None:
     """A budget that grows with the prompt has no figure of its own."""
     found = verdict(of, incident(Cause.LONG_PROMPT, failed=False))
     assert (found.state, found.text) == (RouteState.LATE, text)
