@@ -8,7 +8,7 @@ from typing import Any
 from gateway.observe.windows.count_history import WINDOWS
 from gateway.observe.windows.route_windows import FAILED
 from policies.diagnosis.incident_groups import from_json
-from policies.diagnosis.route_verdicts import WindowCounts, RouteState, RouteVerdict, verdicts
+from policies.diagnosis.route_verdicts import RouteState, RouteVerdict, WindowCounts, verdicts
 
 SHORTEST = "5m"  # window of a verdict: 10 s have too few requests
 NOT_ASKED = ("refused", "client_gone")  # outcomes that are the caller's own

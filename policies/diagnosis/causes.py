@@ -40,8 +40,7 @@ class Cause(StrEnum):
     NOISY_NEIGHBOUR = (
         "noisy_neighbour",
         "work of one caller before the others'",
-        "Bound the caller named above: `keys[].tokens_per_minute`, `keys[].concurrent_requests`, or a smaller "
-        "`keys[].weight`.",
+        "Bound that caller: `keys[].tokens_per_minute`, `keys[].concurrent_requests`, or a smaller `keys[].weight`.",
     )
     RATE_LIMIT = (
         "rate_limit",
@@ -87,8 +86,8 @@ class Cause(StrEnum):
     ENDPOINT_FAILED = (
         "endpoint_failed",
         "errors or silence of the server",
-        "See the attempt's status and cause above, and the server's own log; `routes.{route}.hedge` and a second "
-        "endpoint bound the wait.",
+        "See the attempt's status and cause in `firsttoken why`, and the log of the server; `routes.{route}.hedge` and "
+        "a second endpoint bound the wait.",
     )
     CALLER_SLOW = (
         "caller_slow",
@@ -98,7 +97,7 @@ class Cause(StrEnum):
     UNKNOWN = (
         "unknown",
         "cause not found",
-        "Compare the stages above with their usual values, and the engine's own log at that time.",
+        "Compare the stages in `firsttoken why` with their usual values, and look into the log of the engine.",
     )
 
     gloss: str

@@ -8,7 +8,7 @@ import pytest
 
 from policies.diagnosis.causes import Cause, CauseVerdict
 from policies.diagnosis.incident_groups import IncidentGroup
-from policies.diagnosis.route_verdicts import WindowCounts, RouteState, RouteVerdict, verdicts
+from policies.diagnosis.route_verdicts import RouteState, RouteVerdict, WindowCounts, verdicts
 
 NOW = 1_000.0
 
