@@ -231,8 +231,9 @@ def _joined(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
     joined = {**below, **above}
     if "refused" in below and "refused" in above:
         joined["refused"] = [*below["refused"], *above["refused"]]
-    if "renamed" in below and "renamed" in above:
-        joined["renamed"] = {**below["renamed"], **above["renamed"]}
+    for name in ("renamed", "speeds"):
+        if name in below and name in above:
+            joined[name] = {**below[name], **above[name]}
     return joined
 
 

@@ -16,6 +16,7 @@ from msgspec import Meta
 
 Count = Annotated[int, Meta(ge=0)]
 Length = Annotated[int, Meta(ge=1)]
+Factor = Annotated[float, Meta(gt=0, le=1000)]
 Seconds = Annotated[float, Meta(gt=0, le=3600)]  # to a first token, whose logarithm is taken
 
 
@@ -133,6 +134,7 @@ class Facts:
     shutdown: str = ""  # YYYY-MM-DD, or "gone"
     routed_to: str = ""  # the model that answers after the shutdown
     ttft: Mapping[str, Seconds] | None = None  # prior, s, by class of effort; `""`: of all others
+    speeds: Mapping[str, Factor] | None = None  # factors of the prices, by speeds sold; None: not known
     size: float | None = None  # order among the models of an API: larger is larger
 
 
