@@ -188,7 +188,8 @@ def _holds_for(row: _Row, author: Author) -> bool:
 def fit_for_translation(body: Json, operation: Operation, facts: Facts, told: Omissions) -> Json:
     """Remove members that the model refuses before a translation. The target dialect may lack such a member, and the
     translation would then refuse a request that the server can answer."""
-    return fit_stops(body, Target(operation, facts), told)
+    target = Target(operation, facts)
+    return fit_speed(fit_stops(body, target, told), target, told)
 
 
 def fit(body: Mapping[str, Any], plan: Plan, told: Omissions) -> Fitted:

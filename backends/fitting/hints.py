@@ -17,6 +17,7 @@ from backends.translation.omissions import Omissions
 from backends.translation.request_members import refuse
 
 SPEEDS = ("service_tier", "speed")
+_SYNONYMS = {"fast": "priority", "priority": "fast"}
 _STANDARD = ("auto", "default", "on_demand", "standard", "standard_only")
 LIMITS = ("max_completion_tokens", "max_tokens")
 _OUTPUT: Mapping[Operation, tuple[str, ...]] = {
@@ -64,10 +65,15 @@ def fit_stops(body: Json, target: Target, told: Omissions) -> Json:
 
 
 def fit_speed(body: Json, target: Target, told: Omissions) -> Json:
-    """Leave out a speed that the server does not sell."""
+    """The speed by the name at which the server sells it; left out where the server does not sell it."""
+    sold = target.facts.speeds
     for name in SPEEDS:
         speed = body.get(name)
-        if isinstance(speed, str) and speed not in (target.facts.speeds or ()) and speed not in _STANDARD:
+        if sold is None or not isinstance(speed, str) or speed in sold or speed in _STANDARD:
+            continue
+        if (known := _SYNONYMS.get(speed)) in sold:
+            body = {**body, name: known}
+        else:
             told.leave_out(name)
             body = without(body, name)
     return body
