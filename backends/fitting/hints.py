@@ -65,11 +65,12 @@ def fit_stops(body: Json, target: Target, told: Omissions) -> Json:
 
 
 def fit_speed(body: Json, target: Target, told: Omissions) -> Json:
-    """The speed by the name at which the server sells it; left out where the server does not sell it."""
-    sold = target.facts.speeds
+    """The speed by the name at which the server sells it; left out where the server does not sell it. Where nothing is
+    known, a tier of a chat is the server's to judge, and the speed of a message has no counterpart."""
+    sold = target.facts.speeds or {}
     for name in SPEEDS:
-        speed = body.get(name)
-        if sold is None or not isinstance(speed, str) or speed in sold or speed in _STANDARD:
+        speed, is_open = body.get(name), target.facts.speeds is None and name == "service_tier"
+        if is_open or not isinstance(speed, str) or speed in sold or speed in _STANDARD:
             continue
         if (known := _SYNONYMS.get(speed)) in sold:
             body = {**body, name: known}
