@@ -26,6 +26,7 @@ DAY = 86_400.0
 SLOW: Script = [STREAM_HEAD + chunk(TOKEN), GATE, chunk(FINISH + DONE) + LAST_CHUNK]
 READERS = {
     "backends/rate_limit_headers.py": "a time to wait that is a date",
+    "backends/facts/refreshed.py": "a day after which no file of facts can have been read",
     "backends/translation/chat_to_messages/answer.py": "`created` of a chat's chunks",
     "gateway/admin/gateway_admin.py": "ages on a page",
     "gateway/admission/local_quotas.py": "the calendar month, by SteadyWall",
@@ -34,6 +35,8 @@ READERS = {
     "gateway/parts/answers/answer_stores.py": "the age of a kept answer, which replicas share",
     "gateway/wiring.py": "the hour of the day, by which an API is forecast",
     "gateway/cli/live/live_check.py": "the distance to the clocks of endpoints",
+    "gateway/cli/learned_facts.py": "the time until which a lesson holds, for people",
+    "gateway/files.py": "the age of a file that a write has left",
     "gateway/cli/records_command.py": "the beginning of a period that is asked for",
     "gateway/cli/top_tables.py": "ages on a screen",
     "gateway/cli/up/tier_models.py": "the date by which models leave an API",
