@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from math import exp, hypot, log
 
-from policies.prefix_doctor.prompt_outline import PromptOutline
+from policies.prompt_outline import PromptOutline
 from policies.rate_limit.send_limits import UNLIMITED, SendLimits
 
 NEVER = float("-inf")

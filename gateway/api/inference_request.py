@@ -243,7 +243,7 @@ class InferenceRequest(RequestView):
     baggage: str
     request_id: str
     size: int  # bytes of body
-    repaired: Sequence[str] = ()  # rules that changed the prompt
+    prompt_changes: Sequence[str] = ()  # rules that changed the prompt
     is_conversation: bool = False  # `session` names a conversation; else a user, with several at a time
     verbatim: Mapping[str, Any] | None = None  # the body with prefix breakers, if any
     dialect_headers: Mapping[str, str] = field(default_factory=dict)  # the caller's, for backends of the same dialect
@@ -297,7 +297,7 @@ def parse(
         body=body,
         withheld=withheld,
         verbatim=verbatim,
-        repaired=() if verbatim is None else STRIPPED,
+        prompt_changes=() if verbatim is None else STRIPPED,
         prompt=parsed.prompt,
         model=parameters.model,
         stream=parameters.stream,

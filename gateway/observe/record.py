@@ -114,7 +114,7 @@ class AskedFacts(NamedTuple):
     session: int = 0  # as a hash that is never shown; 0: none is named
     conversation: str = ""  # digest of the name that the caller gives it, for traces alone; empty: it names none
     service_tier: Any = None  # for traces alone
-    repaired: Sequence[str] = ()  # rules that changed the prompt
+    prompt_changes: Sequence[str] = ()  # rules that changed the prompt
 
 
 class Budgets(NamedTuple):

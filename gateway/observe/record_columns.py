@@ -10,7 +10,7 @@ from base64 import b64encode
 from collections.abc import Sequence
 
 from gateway.observe.columns import MS, Column, Columns, ms
-from gateway.observe.part_notes import CAUSES, OTHERS, PREFIX_DOCTOR, Own
+from gateway.observe.part_notes import CAUSES, OTHERS, Own
 from gateway.observe.record import STAGE_NAMES, AttemptRecord, Record, goodput_met
 from policies.types import SLOWER_TIERS
 
@@ -140,7 +140,7 @@ ANSWER: Own = (
 
 PROMPT: Own = (
     Column("prefix", "", lambda e: _landmarks(e.prefix), "a salted hash for each 512 tokens of the prompt, in base64"),
-    Column("repaired", "", lambda e: e.asked.repaired, "rules that changed the prompt"),
+    Column("repaired", "", lambda e: e.asked.prompt_changes, "rules that changed the prompt"),
 )
 GROUPS = {
     "Request": REQUEST,
@@ -151,7 +151,6 @@ GROUPS = {
     "Answer": ANSWER,
     "Prompt": PROMPT,
     "Causes": CAUSES,
-    "Prefix doctor": PREFIX_DOCTOR,
     "Other parts": OTHERS,
 }
 RECORD = Columns(column for group in GROUPS.values() for column in group)

@@ -139,7 +139,7 @@ class RequestTimeline:
             session=hash((record.tenant, request.session)) if request.session else 0,
             conversation=_digest(request.session) if request.is_conversation else "",
             service_tier=request.body.get("service_tier"),
-            repaired=request.repaired,
+            prompt_changes=request.prompt_changes,
         )
         ttft, total = route.ttft_budget(request.ttft_budget), route.total.budget if route.total else None
         if ttft == FOREVER and total is None and (by := route.done_within(request.by)) != FOREVER:
@@ -153,9 +153,9 @@ class RequestTimeline:
         if not record.trace_id and request.traceparent and (caller := parent(request.traceparent)) is not None:
             record.trace_id = caller.id  # with tracing off, the id of the caller's own trace
 
-    def repaired(self, rules: Sequence[str]) -> None:
+    def prompt_changed(self, rules: Sequence[str]) -> None:
         """Note the rules that have changed the prompt since it was routed."""
-        self.record.asked = self.record.asked._replace(repaired=rules)
+        self.record.asked = self.record.asked._replace(prompt_changes=rules)
 
     def estimated(self, request: InferenceRequest, route: Route, estimate: PromptEstimate) -> None:
         """Note the prompt, which a request that is refused has too, and its TTFT budget, where the route's grows; the

@@ -41,8 +41,7 @@ from gateway.tokenize.prompt import Piece, Prompt
 from gateway.tokenize.text_tokens import TextModels, TextShape
 from gateway.tokenize.tokenizers import ID_BYTES, Encoder
 from policies.latency.token_counts import PER_MESSAGE
-from policies.prefix_doctor.break_class import BEFORE, WINDOW, BreakMark, mark
-from policies.prefix_doctor.prompt_outline import (
+from policies.prompt_outline import (
     EMPTY,
     ROLES,
     SYSTEM,
@@ -52,6 +51,7 @@ from policies.prefix_doctor.prompt_outline import (
     PartOutline,
     PartRole,
     PromptOutline,
+    TextWindow,
 )
 from policies.types import PartEnds, PrefixBlocks
 
@@ -246,7 +246,7 @@ class PromptReader:
             parts.append(PartOutline(each.part, each.role, each.tokens, each.chain.size))
             digests.append(each.part)
         known = end.composition, end.opening, end.template
-        read = partial(read_mark, text.prompt)
+        read = partial(read_window, text.prompt)
         return PromptOutline(parts, digests, *known, blocks.hashes, blocks.tokens, tokens, read)
 
     def _rest(self, position: Position, text: PromptText) -> Iterator[tuple[int, OpenedPart]]:
@@ -341,27 +341,27 @@ def _prefix_bytes(prefix: Prefix) -> int:
     return PREFIX_OVERHEAD + len(prefix.chain.blocks) + len(prefix.chain.tail) + END_BYTES * len(prefix.ends)
 
 
-# -- marks of breaks -------------------------------------------------------------------------------
-#
-# Reads the window of a prompt around a break: digests of it are all that is kept.
+# -- windows of a prompt -----------------------------------------------------------------------------
 
 
 LARGEST = 1_000_000  # bytes of a prompt of which windows are read: 3 ms
 LARGEST_TOOLS = 200_000  # bytes of tool definitions whose order is told: 10 ms
 
 
-def read_mark(prompt: Prompt, part: int, start: int, block: int) -> BreakMark | None:
-    """The mark of a break at the beginning of `block`, in a part that begins at byte `start`. None: too large."""
+def read_window(prompt: Prompt, part: int, start: int, block: int, before: int, size: int) -> TextWindow | None:
+    """Read `size` bytes of a part that begins at byte `start`, from `before` bytes before `block` on. None: the prompt
+    is too large."""
     if prompt.size > LARGEST:
         return None
     pieces = replace(prompt, decoded={}).pieces(part)  # of a copy: media are counted once
     role = b"" if pieces[0].role is None else ROLE + pieces[0].role.encode()
     spans = (piece.span.encode() if isinstance(piece.span, str) else b"\0" * ID_BYTES for piece in pieces)
-    at = max(block * BLOCK_BYTES - start - BEFORE, 0)
+    at = max(block * BLOCK_BYTES - start - before, 0)
     text = role + b"".join(spans)
     is_definitions = part < len(prompt.sources) - prompt.messages and prompt.messages > 0
     has_order = is_definitions and len(text) <= LARGEST_TOOLS
-    return mark(text[at : at + WINDOW].decode(errors="replace"), tool_set(prompt.sources[part]) if has_order else 0)
+    tools = tool_set(prompt.sources[part]) if has_order else 0
+    return TextWindow(text[at : at + size].decode(errors="replace"), tools)
 
 
 def tool_set(source: Any) -> int:

@@ -22,7 +22,6 @@ from gateway.observe.part_notes import (
     CACHE,
     DIAGNOSIS,
     LEFT_OUT,
-    LINEAGE,
     ON_SCREEN,
     RESCUE,
     SHORTCOMING,
@@ -30,6 +29,7 @@ from gateway.observe.part_notes import (
     TAGS,
 )
 from gateway.observe.record import UNROUTED, AnswerFacts, AskedFacts, Budgets, Placed, Record, RequestOutcome
+from gateway.parts.prefix_doctor.prefix_doctor import LINEAGE
 from gateway.upstream.attempt import BrokenOff, Milestone, WireAttempt, WireEvent
 from gateway.upstream.attempt_sinks import AnswerSink, AttemptSink
 from gateway.upstream.upstream import Upstream as Target

@@ -29,7 +29,6 @@ from gateway.observe.record import AttemptRecord, RequestOutcome, Stage, TokenGa
 from gateway.observe.trace_context import Trace
 from gateway.upstream.routed_request import WHOLE_ANSWER
 from policies.fleet.engine_load import EngineCounters, EngineLoad, EngineRates
-from policies.prefix_doctor.lineage import Lineage
 from policies.routes.route import Route
 from policies.types import AttemptKind, AttemptOutcome, Health, Load
 from tests.support.builders import ANSWER, CHAT, STREAMED, calling, conversing, get, post, record, route
@@ -126,19 +125,6 @@ def test_a_gap_is_judged_where_the_route_promises_one_and_is_a_part_of_goodput()
     exported = Exported({"gap_budget": 1.0, "gaps": TokenGaps(1.5)}, {"gaps": TokenGaps(1.5)})
     found = {labels[1:]: count for labels, count in exported["slo_total"].items() if labels[1] in ("gap", "goodput")}
     assert found == {("gap", "false"): 1, ("goodput", "false"): 1, ("goodput", "true"): 1}
-
-
-def test_steps_of_sessions_are_counted_with_their_pause_and_what_they_kept() -> None:
-    """By route; a prompt that was not followed, as a short one, is no step."""
-    steps = [Lineage(7), Lineage(7, step=2, since=4.0, kept=450, previous=900)]
-    exported = Exported(*({"lineage": step} for step in steps), {})
-    assert exported["session_steps_bucket"]["chat", "1.0"] == 1
-    assert (exported["session_steps_count"], exported["session_steps_sum"]) == ({("chat",): 2}, {("chat",): 3})
-    assert exported["session_pause_seconds_sum"] == {("chat",): 4.0}
-    assert (exported["session_kept_ratio_count"], exported["session_kept_ratio_sum"]) == (
-        {("chat",): 1},
-        {("chat",): 0.5},
-    )
 
 
 def test_met_and_missed_objectives_are_counted() -> None:
