@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from math import exp, hypot, log
+from typing import ClassVar
 
 from policies.prompt_outline import PromptOutline
 from policies.rate_limit.send_limits import UNLIMITED, SendLimits
@@ -586,13 +587,24 @@ class Decision:
 # --------------------------------------------------------------------------- attempts
 
 
-class AttemptKind(Enum):
-    PRIMARY = "primary"
-    FALLBACK = "fallback"
-    HEDGE = "hedge"
-    REST = "rescue"  # continues a broken answer
-    WHOLE = "whole"  # retry at the endpoint unstreamed: the stream could not be assembled
-    MENDED = "mended"  # retry at the endpoint with a mended body
+@dataclass(frozen=True, slots=True)
+class AttemptKind:
+    """Reason of an attempt. `value`: label of metrics and Records. `continues`: the attempt writes the rest of a broken
+    answer; a part that does so names its own kind."""
+
+    value: str
+    continues: bool = False
+
+    PRIMARY: ClassVar[AttemptKind]
+    FALLBACK: ClassVar[AttemptKind]
+    HEDGE: ClassVar[AttemptKind]
+    WHOLE: ClassVar[AttemptKind]  # retry at the endpoint unstreamed: the stream could not be assembled
+    MENDED: ClassVar[AttemptKind]  # retry at the endpoint with a mended body
+
+
+AttemptKind.PRIMARY, AttemptKind.FALLBACK = AttemptKind("primary"), AttemptKind("fallback")
+AttemptKind.HEDGE = AttemptKind("hedge")
+AttemptKind.WHOLE, AttemptKind.MENDED = AttemptKind("whole"), AttemptKind("mended")
 
 
 @dataclass(slots=True)

@@ -17,13 +17,15 @@ from backends.stream.redaction import Rewriter
 from gateway.api.inference_request import InferenceRequest
 from gateway.upstream.attempt import WireAttempt
 from gateway.upstream.routed_request import RoutedRequest
-from policies.types import Attempt, Candidate
+from policies.types import Attempt, AttemptKind, Candidate
 
 
 class Rest(Protocol):
-    """The rest of a broken answer. `others`: candidates that may write the rest, in order."""
+    """The rest of a broken answer. `others`: candidates that may write the rest, in order; `kind`: of their attempts,
+    which `continues` an answer."""
 
     others: Sequence[Candidate]
+    kind: AttemptKind
 
     async def send(self, wire: WireAttempt, sink: Sink) -> None:
         """Ask the candidate of this attempt for the rest. Called for one attempt after the other."""

@@ -463,7 +463,8 @@ class Race(Wire):
             rest = self._recovery.recover(wire, broken.failure, self.answer.unwritten, self._machine.others())
             self._rest = rest or self._rest
         blame, others = BLAME[broken.failure.kind.value], () if rest is None else rest.others
-        if self._machine.broken(blame, others, monotonic()):
+        kind = AttemptKind.FALLBACK if rest is None else rest.kind
+        if self._machine.broken(blame, others, monotonic(), kind):
             return None
         if self._rest is not None:
             self._rest.refuse()

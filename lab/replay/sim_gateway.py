@@ -29,7 +29,7 @@ from policies.fleet.peers import PeerLink
 from policies.queue.queue_scheduler import QueueScheduler
 from policies.queue.queued_request import QueuedRequest
 from policies.queue_parts import queue_parts
-from policies.rescue.successors import able, in_order
+from policies.rescue.successors import RESCUE_ATTEMPT, able, in_order
 from policies.routes.route import Route
 from policies.routing.decide import LONGEST_WAIT
 from policies.routing.prompt_counts import uncached_tokens
@@ -429,7 +429,7 @@ class SimGateway:
             return self._enqueue(request)
         assert request.machine is not None
         others = self._peers(request, request.machine.others(), broken)
-        if not request.machine.broken(BLAME["reset"], others, self.clock.now):
+        if not request.machine.broken(BLAME["reset"], others, self.clock.now, RESCUE_ATTEMPT):
             self.close(request, ReplayOutcome.BROKEN)
         return None
 

@@ -297,26 +297,29 @@ class AttemptMachine:
         idle = idle_of(self._limits, attempt.candidate)
         return min(idle, self._wire.patience(attempt.number, self.others())) if self._limits.recovers else idle
 
-    def broken(self, blame: Blame, others: Sequence[Candidate], now: float) -> bool:
+    def broken(
+        self, blame: Blame, others: Sequence[Candidate], now: float, kind: AttemptKind = AttemptKind.FALLBACK
+    ) -> bool:
         """The committed stream broke, of which a part has been written: race again for the rest of the answer.
-        `others`: those that may write the rest, in order. False: none is asked, and this is the end."""
+        `others`: those that may write the rest, in order; `kind`: of their attempts. False: none is asked, and this is
+        the end."""
         if self.state is not AttemptState.COMMITTED or self._committed is None:
             return False
         walk = self._walk
         walk.lost.add(self._committed.candidate.endpoint.id)
         walk.deaths += is_lost(blame)
         if may_ask := bool(others) and walk.may_open:
-            self._race_for_rest(others)
+            self._race_for_rest(others, kind)
             self._go_on(now, walk.exhausted(self._share.denied))
         else:
             self._end(AttemptState.OVER)
         self._set_timer()
         return may_ask
 
-    def _race_for_rest(self, others: Sequence[Candidate]) -> None:
+    def _race_for_rest(self, others: Sequence[Candidate], kind: AttemptKind) -> None:
         """Attempts from here on write the rest of the answer: without a deadline, and without hedges."""
         self._walk.go_through(others)
-        self._next_kind = AttemptKind.REST
+        self._next_kind = kind
         silence = self._limits.first_token_limit if self._limits.idle == FOREVER else self._limits.idle
         self._limits = replace(self._limits, hedge=False, first_token_limit=silence)
         self._deadline = self._look_at = FOREVER

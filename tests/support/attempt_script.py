@@ -13,6 +13,7 @@ from policies.attempts.budgets import HedgeBudget, RetryBudget
 from policies.attempts.pending_attempt import PendingAttempt
 from policies.attempts.wire import AttemptLimits, Failed, Progress, Wire
 from policies.blame.blame import BLAME, Blame
+from policies.rescue.successors import RESCUE_ATTEMPT
 from policies.types import FOREVER, Attempt, AttemptOutcome, Candidate, Decision, FirstTokenOutlook, Forecast
 from tests.support.decision_fleet import P90, candidate, decided
 
@@ -168,7 +169,7 @@ class ScriptedRace:
     def broken(self, blame: Blame, others: Sequence[Candidate], now: float) -> Step:
         """`not continued`: the machine has asked nobody."""
         was_committed = self.state is AttemptState.COMMITTED
-        if not self.machine.broken(blame, others, now) and was_committed:
+        if not self.machine.broken(blame, others, now, RESCUE_ATTEMPT) and was_committed:
             self.facts.actions.append(("not continued", None, None))
         return self.facts.step()
 

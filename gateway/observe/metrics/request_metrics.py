@@ -147,7 +147,7 @@ class RequestMetrics:
         if record.ttft is not None and record.asked.stream:
             observed.append((self.served_ttft.of[model, record.endpoint.region, key], record.ttft))
         for attempt in record.attempts:
-            self.attempts.of[attempt.pool, attempt.region, attempt.kind._value_, attempt.ending._value_].value += 1
+            self.attempts.of[attempt.pool, attempt.region, attempt.kind.value, attempt.ending._value_].value += 1
             self.cost.of[route, attempt.pool].value += attempt.cost_usd
             if attempt.junk:
                 self.junk.of[(attempt.pool,)].value += attempt.junk

@@ -36,6 +36,7 @@ from gateway.tokenize.estimator import Estimator
 from gateway.tokenize.prompt_reader import PromptText, TokenizerConfig
 from policies.fleet.fleet import AttemptReport
 from policies.latency.token_counts import TokenScale
+from policies.rescue.successors import RESCUE_ATTEMPT
 from policies.routes.route import Route
 from policies.types import (
     QUANTILES,
@@ -218,7 +219,7 @@ def with_all_that_parts_note(life: RequestTimeline) -> None:
     RESCUE.put(life.record, "rescued")
     life.stalled(ARRIVAL + 0.1)
     won(life)
-    answered(life, attempt(1, AttemptOutcome.COMPLETED, 0.0033, 1.3, kind=AttemptKind.REST, engine_kv_tokens=9000))
+    answered(life, attempt(1, AttemptOutcome.COMPLETED, 0.0033, 1.3, kind=RESCUE_ATTEMPT, engine_kv_tokens=9000))
     life.finished(RequestOutcome.COMPLETED, ARRIVAL + 1.3)
 
 

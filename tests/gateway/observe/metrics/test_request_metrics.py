@@ -29,6 +29,7 @@ from gateway.observe.record import AttemptRecord, RequestOutcome, Stage, TokenGa
 from gateway.observe.trace_context import Trace
 from gateway.upstream.routed_request import WHOLE_ANSWER
 from policies.fleet.engine_load import EngineCounters, EngineLoad, EngineRates
+from policies.rescue.successors import RESCUE_ATTEMPT
 from policies.routes.route import Route
 from policies.types import AttemptKind, AttemptOutcome, Health, Load
 from tests.support.builders import ANSWER, CHAT, STREAMED, calling, conversing, get, post, record, route
@@ -115,7 +116,13 @@ def test_every_outcome_has_its_series(end: RequestOutcome) -> None:
     assert f"`{end.value}`" in PAGE.read_text("utf-8")
 
 
-@pytest.mark.parametrize("value", [*AttemptOutcome, *AttemptKind])
+KINDS = (
+    *(AttemptKind.PRIMARY, AttemptKind.FALLBACK, AttemptKind.HEDGE, AttemptKind.WHOLE, AttemptKind.MENDED),
+    RESCUE_ATTEMPT,
+)
+
+
+@pytest.mark.parametrize("value", [*AttemptOutcome, *KINDS])
 def test_every_kind_and_outcome_of_an_attempt_is_explained(value: AttemptOutcome | AttemptKind) -> None:
     """By docs/metrics.md."""
     assert f"`{value.value}`" in PAGE.read_text("utf-8")
