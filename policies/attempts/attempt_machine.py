@@ -22,7 +22,7 @@ Rules:
   has no other endpoint: after the requested wait, and only if the wait ends before the deadline. Not if the same
   failure would follow (`Blame.again`).
 - A silent attempt is raced or abandoned (`policies.attempts.pending_attempt`), in any case at `limit_at`.
-- A whole answer with a shortcoming is kept while another pool is asked, once. The caller gets the kept answer if no
+- A whole answer with an objection is kept while another pool is asked, once. The caller gets the kept answer if no
   other arrives.
 - An endpoint whose stream could not be assembled is retried unstreamed at once, in addition to other attempts: the
   fault is the gateway's, so no budget is charged, and no other endpoint would do better. After a failed stream, an
@@ -65,7 +65,7 @@ class AttemptState(Enum):
 
 class AttemptMachine:
     """Attempts of a request. `now` is the time of each event, never earlier than the time of the event before. `kept`:
-    the answer with a shortcoming, while another pool is asked."""
+    the answer with an objection, while another pool is asked."""
 
     def __init__(
         self,
@@ -143,27 +143,27 @@ class AttemptMachine:
             self._wire.cancel(kept.number, AttemptOutcome.COMPLETED)
         self._wire.commit(attempt.number, was_kept=kept is attempt)
 
-    def answered(self, number: int, shortcoming: str, now: float) -> None:
-        """A whole answer is complete and was judged. `shortcoming`: for which the route would rather have another
-        pool's; empty: none."""
+    def answered(self, number: int, objection: str, now: float) -> None:
+        """A whole answer is complete and was judged. `objection`: for which another pool is asked;
+        empty: none."""
         pending = self.pending.get(number)
         if pending is None:
             return
         walk, candidate = self._walk, pending.attempt.candidate
-        if shortcoming and self.kept is None and walk.may_open and walk.has_other_pool(candidate):
-            self._keep(pending.attempt, shortcoming, now)
+        if objection and self.kept is None and walk.may_open and walk.has_other_pool(candidate):
+            self._keep(pending.attempt, objection, now)
             self._set_timer()
         else:
             self.first_token(number, now)
 
-    def _keep(self, attempt: Attempt, shortcoming: str, now: float) -> None:
+    def _keep(self, attempt: Attempt, objection: str, now: float) -> None:
         """Ask another pool, and hold this answer meanwhile."""
         del self.pending[attempt.number]
         self.kept = attempt
-        self._wire.keep(attempt.number, shortcoming)
+        self._wire.keep(attempt.number, objection)
         if not self._walk.turn_to("content_filter"):
             self._walk.avoid({attempt.candidate.endpoint.pool})
-        self._go_on(now, shortcoming)
+        self._go_on(now, objection)
 
     def client_gone(self) -> None:
         """The caller has disconnected. COMPLETED if the last event was written, whichever side closes first."""

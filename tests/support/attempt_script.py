@@ -45,8 +45,8 @@ class ScriptedWire(Wire):
     def cancel(self, number: int, outcome: AttemptOutcome) -> None:
         self.actions.append(("cancel", number, outcome))
 
-    def keep(self, number: int, shortcoming: str) -> None:
-        self.actions.append(("keep", number, shortcoming))
+    def keep(self, number: int, objection: str) -> None:
+        self.actions.append(("keep", number, objection))
 
     def commit(self, number: int, *, was_kept: bool = False) -> None:
         self.actions.append(("commit", number, was_kept))
@@ -146,8 +146,8 @@ class ScriptedRace:
         self.machine.first_token(number, now)
         return self.facts.step()
 
-    def answered(self, number: int, now: float, shortcoming: str = "") -> Step:
-        self.machine.answered(number, shortcoming, now)
+    def answered(self, number: int, now: float, objection: str = "") -> Step:
+        self.machine.answered(number, objection, now)
         return self.facts.step()
 
     def failed(self, failure: Failed, now: float) -> Step:
@@ -288,8 +288,8 @@ EVENTS: st.SearchStrategy[ScriptedEvent] = st.one_of(
 
 def happens(race: ScriptedRace, event: ScriptedEvent, now: float) -> Step:
     match event:
-        case "answered", (number, shortcoming):
-            return race.answered(number, now, shortcoming)
+        case "answered", (number, objection):
+            return race.answered(number, now, objection)
         case "client_gone", ():
             return race.client_gone()
         case name, given:
