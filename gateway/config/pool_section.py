@@ -277,6 +277,17 @@ class PoolSection(Section):
         return self.api_key.get_secret_value() == CALLER
 
     @property
+    def keeps_groups_apart(self) -> bool:
+        """The prompt caches of cache groups differ: by a salt, or by the caller's own key, which has a cache of its own
+        at a provider."""
+        return self.kind.dialect.salted or self.caller_keys
+
+    @property
+    def mixes_groups(self) -> bool:
+        """One prompt cache serves keys of any caller."""
+        return self.caller_keys and not self.kind.needs_key
+
+    @property
     def credentials(self) -> Sequence[object]:
         """Accounts with a provider, which keeps a cache for each. An engine of ours has one cache for all."""
         if not self.kind.needs_key:

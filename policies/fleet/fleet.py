@@ -311,7 +311,7 @@ class Fleet:
             attempt.on_unknown_adapter(key, state.adapters, now)
         else:
             former = attempt.models_before != state.models_before
-            is_own = report.blame is not None and report.blame.fault is Fault.CALLER_KEY
+            is_own = report.blame is not None and report.blame.fault is Fault.CALLER_CREDENTIAL
             outlier = False
             if outcome is AttemptOutcome.REFUSED and not (former or is_own):
                 state.refusals.append(True)
