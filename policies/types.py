@@ -129,7 +129,7 @@ class Pool:
     wakes: bool = False  # sleeping engines are woken for requests that no other endpoint of the pool can take
     prior_ttft: Mapping[str, float] = field(
         default_factory=lambda: UNKNOWN_TTFT, hash=False
-    )  # s, of an API, by class of effort
+    )  # s, of an API, by job class
 
 
 class Health(Enum):
@@ -210,8 +210,9 @@ class RequestView:
     images: bool = False
     json_schema: bool = False
     priority: int = 0
-    reasoning_effort: str = ""  # as the caller asked (`policies.routes.when`); empty: it named none
+    job_class: str = ""  # of requests whose times and lengths are learned together; empty: those that name none
     headers: Mapping[str, str] = field(default_factory=dict)  # lower-case names; only headers in a `when`
+    members: Mapping[str, str] = field(default_factory=dict)  # of the body, which the caller named: those in a `when`
     pinned: str = ""  # id of the endpoint that holds state of this request; empty: any endpoint may serve
     # By pool: the only endpoint that can read its state in this request; other pools go without the state.
     readers: Mapping[str, str] = field(default_factory=dict)
@@ -267,7 +268,7 @@ class PoolEstimate:
     text_tokens: int = 0  # of text, before correction
     messages: int = 1
     adapter: str = ""  # LoRA adapter that answers; empty: the model itself
-    effort: str = ""  # class of the reasoning effort (`policies.routes.when`); empty: none is named
+    job_class: str = ""  # of the request
     margin: int = 0  # tokens more or less, nearly always; 0: counted
     counted_text: Callable[[], int] | None = field(default=None, compare=False, repr=False)  # 0: not counted yet
     outline: Callable[[], PromptOutline] | None = field(default=None, compare=False, repr=False)

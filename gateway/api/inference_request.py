@@ -53,6 +53,7 @@ from gateway.strict_json import (
 )
 from gateway.tokenize.prefix_breakers import IN_BODY, without_breakers
 from gateway.tokenize.prompt import Prompt, definitions, digest_of, prompt_of
+from policies.routes.when import EFFORT, class_of
 from policies.types import RequestView
 
 GATEWAY_KEY = "x-firsttoken-key"  # the gateway's own key, where the others have a key of the caller's
@@ -291,6 +292,7 @@ def parse(
     session, is_conversation = "", False
     if not (headers.keys().isdisjoint(_SESSION_HEADERS) and _SESSION_MEMBERS.isdisjoint(parsed.members)):
         session, is_conversation = _session(headers, parsed.members)
+    effort = reasoning_effort(body) if has_rare else ""
     traceparent = headers.get("traceparent", "")[:128]
     return InferenceRequest(
         operation=operation,
@@ -309,7 +311,8 @@ def parse(
         json_schema=parameters.json_schema,
         user_turns=parsed.user_turns,
         images=parsed.images,
-        reasoning_effort=reasoning_effort(body) if has_rare else "",
+        members={EFFORT: effort} if effort else {},
+        job_class=effort and class_of(effort),
         priority=_integer(headers, "x-priority") if hinted else 0,
         traceparent=traceparent,
         baggage=_baggage(headers.get("baggage", "")) if traceparent else "",

@@ -109,7 +109,8 @@ class AskedFacts(NamedTuple):
     stream: bool = False
     max_tokens: int | None = None
     choices: int = 1  # answers asked for
-    reasoning_effort: str = ""  # `gateway.api.parsed_body`; empty: it named none
+    members: Mapping[str, str] = {}  # of the body, of the caller's words: those that conditions of tiers test
+    job_class: str = ""  # of requests that are learned of together
     sent_before: float | None = None  # s from the sending to the arrival, by the sender's clock (`x-request-start`)
     session: int = 0  # as a hash that is never shown; 0: none is named
     conversation: str = ""  # digest of the name that the caller gives it, for traces alone; empty: it names none

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from gateway.observe.columns import MS, Column, Columns, ms
 from gateway.observe.part_notes import CAUSES, OTHERS, Own
 from gateway.observe.record import STAGE_NAMES, AttemptRecord, Record, goodput_met
+from policies.routes.when import EFFORT
 from policies.types import SLOWER_TIERS
 
 
@@ -57,7 +58,7 @@ REQUEST: Own = (
     Column("max_tokens", "tokens", lambda e: e.asked.max_tokens, "output limit that the caller asked for"),
     Column("max_tokens_lowered", "tokens", lambda e: e.placed.max_tokens, "output limit as sent, where it is lower"),
     Column("choices", "", lambda e: e.asked.choices, "answers asked for"),
-    Column("reasoning_effort", "", lambda e: e.asked.reasoning_effort, "as the caller asked; empty: not named"),
+    Column("reasoning_effort", "", lambda e: e.asked.members.get(EFFORT, ""), "as the caller asked; empty: not named"),
 )
 OUTCOME: Own = (
     Column("end", "", lambda e: e.end, "outcome of the request", csv=4),

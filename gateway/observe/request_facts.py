@@ -18,6 +18,7 @@ from policies.diagnosis.facts import (
     RequestFacts,
     hit_tokens,
 )
+from policies.routes.when import EFFORT
 from policies.types import NEVER, AttemptOutcome, Candidate, Decision, RejectionKind
 
 COMPARED = 8  # latest other requests, to tell a lost cache from a prompt that broke its own
@@ -66,7 +67,7 @@ def request_facts(
         tpot=record.answer.tpot,
         gap=record.answer.gaps.longest or 0.0,
         thinking=thinking_time(record),
-        effort=record.asked.reasoning_effort,
+        effort=record.asked.members.get(EFFORT, ""),
         unread=_unread(record),
         lag=record.loop_lag,
         forecast=None if candidate is None else candidate.forecast.p50,

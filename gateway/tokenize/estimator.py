@@ -115,7 +115,7 @@ class Estimator:
             round(end.text),
             text.prompt.messages,
             position.config.adapter,
-            effort=text.effort,
+            job_class=text.job_class,
             margin=ceil(end.margin * tokens / end.tokens) if end.margin else 0,
             counted_text=partial(self._reader.counted_text, position.digest),
             outline=partial(self._reader.outline, position, text, tokens, blocks),

@@ -121,7 +121,7 @@ class PromptText:
     cache_group: str = ""  # digests and counts are shared within the group
     key: str = ""  # API key: name of the learned weights
     adapters: Mapping[str, str] = field(default_factory=dict)  # LoRA adapter by pool
-    effort: str = ""  # class of the reasoning effort
+    job_class: str = ""  # of the request
 
 
 @dataclass(slots=True)

@@ -67,7 +67,7 @@ class FleetReader:
             state, wait, rtt, hit, to_load = states[name], 0.0, 0.0, 0, NOTHING
             predictor, cache, network = state.predictor, state.cache, state.network
             if not is_local:
-                predictor = predictor.of(prompt.effort)
+                predictor = predictor.of(prompt.job_class)
             if network is not None:
                 rtt, wait = network.network_s()
                 wait += rtt

@@ -102,7 +102,7 @@ class InFlightAttempt:
         work = state.work(candidate.prompt_tokens, candidate.hit, now)
         adapters, queue = state.adapters if prompt.adapter else None, state.queue
         queued, rate = work.queued_tokens, state.predictor.drain_rate
-        predictor = state.predictor if state.pool.local else state.predictor.of(prompt.effort)
+        predictor = state.predictor if state.pool.local else state.predictor.of(prompt.job_class)
         adapter_wait = LOADED if adapters is None else adapters.on_sent(prompt.adapter, now)
         kv_load_s, network_s = state.kv_loads.seconds(candidate.to_load) if candidate.to_load else 0.0, state.rtt
         return cls(
@@ -225,7 +225,8 @@ class InFlightAttempt:
 
     def _forecast_of(self, prefills: PrefillTokens, reported: float, now: float) -> Forecast:
         """TTFT from the begin of these prefills, the last of which is the attempt's own."""
-        predictor, ahead = self.state.predictor.of(self.prompt.effort), prefills.tokens + reported - self.work.uncached
+        predictor = self.state.predictor.of(self.prompt.job_class)
+        ahead = prefills.tokens + reported - self.work.uncached
         pairs = prefills.pairs + reported * self.queue.context_per_token
         work = replace(self.work, queued_tokens=ahead, pairs=pairs)
         return replace(

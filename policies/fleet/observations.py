@@ -45,7 +45,7 @@ class FirstTokenObservation:
             return False
         predictor = state.predictor
         if not state.pool.local:
-            predictor = predictor.learner_of(attempt.prompt.effort, self.at)
+            predictor = predictor.learner_of(attempt.prompt.job_class, self.at)
         predictor.observe(sample_of(attempt, max(ttft - attempt.waited, MIN_TTFT)), self.at)
         return True
 
@@ -114,7 +114,7 @@ def learn_silence(attempt: InFlightAttempt, now: float) -> None:
     had_room = attempt.found_room and state.kv_room.overflowed_at < attempt.sent_at
     if not had_room and state.predictor.samples >= TRAINED_SAMPLES:
         return
-    learner = state.predictor.learner_of(attempt.prompt.effort, now)
+    learner = state.predictor.learner_of(attempt.prompt.job_class, now)
     learner.observe_at_least(sample_of(attempt, now - attempt.sent_at - attempt.waited), now)
     trial_s = attempt.candidate.trial_s
     if trial_s and now - attempt.sent_at >= TRIAL * trial_s:  # not where the caller has left before
@@ -127,7 +127,7 @@ def sample_of(attempt: InFlightAttempt, ttft: float) -> TtftSample:
     queue, work, predicted, predictor = attempt.queue, attempt.work, attempt.predicted_ttft, attempt.state.predictor
     tokens = attempt.prompt_tokens if attempt.prompt.margin else work.prompt_tokens
     if wrong := max(tokens - work.prompt_tokens, 1 - work.uncached):
-        own, work = predictor.of(attempt.prompt.effort), work.with_more(wrong)
+        own, work = predictor.of(attempt.prompt.job_class), work.with_more(wrong)
         predicted *= own.point_estimate(work, attempt.sent_at) / own.point_estimate(attempt.work, attempt.sent_at)
     if queue.tokens:
         rate = predictor.prefill_rate(queue.context_per_token)

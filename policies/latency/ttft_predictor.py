@@ -124,12 +124,12 @@ class TtftPredictor(ABC):
     def warm_start_from(self, sibling: Self, now: float) -> None:
         """Start from the state learned by another endpoint of the pool."""
 
-    def of(self, effort: str) -> Self:
+    def of(self, job_class: str) -> Self:
         """The predictor for a class of reasoning effort. Engines stream their reasoning: a single predictor serves
         all."""
         return self
 
-    def learner_of(self, effort: str, now: float) -> Self:
+    def learner_of(self, job_class: str, now: float) -> Self:
         """The predictor that learns from such a request."""
         return self
 
