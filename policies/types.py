@@ -496,28 +496,40 @@ class Candidate:
         return self.prompt_tokens - self.hit
 
 
-class RejectionKind(Enum):
-    """Reason why an endpoint or a pool cannot take a request. The first few are for ever, or for this request."""
+@dataclass(frozen=True, slots=True, eq=False)
+class RejectionKind:
+    """Reason why an endpoint or a pool cannot take a request; a hook that refuses has kinds of its own. `is_lasting`:
+    it holds for this request, whenever it comes; `excludes`: whatever becomes of the endpoint; `others`: the endpoints
+    that are left, in words, where these are not all that could take the request."""
 
-    WHEN = "when"  # the tier's `when` is false
-    CONTEXT_WINDOW = "context_window"
-    CAPABILITY = "capability"  # lacks tools, images or schemas
-    UNTRANSLATABLE = "untranslatable"  # the pool cannot serve what the request holds
-    NOT_ESTIMATED = "not_estimated"  # the pool is new, or gone
-    POOL_TAKEN = "pool_taken"  # by an earlier tier
-    REGION = "region"  # outside of the regions of the route
-    PINNED_ELSEWHERE = "pinned_elsewhere"  # another endpoint holds the state of the request
-    UNKNOWN_ADAPTER = "unknown_adapter"
-    DOWN = "down"
-    ASLEEP = "asleep"
-    ON_TRIAL = "on_trial"  # half-open, with its trial request in progress
-    AT_CAP = "at_cap"
-    RATE_LIMITED = "rate_limited"
-    EXTERNAL_LIMIT = "external_limit"  # the route has used up `limits.external`
-    WARMING = "warming"  # its cache is being refilled, and a sibling is ready
+    value: str
+    is_lasting: bool = False
+    excludes: bool = False
+    others: str = ""
+
+    WHEN: ClassVar[RejectionKind]  # the tier's `when` is false
+    CONTEXT_WINDOW: ClassVar[RejectionKind]
+    CAPABILITY: ClassVar[RejectionKind]  # lacks tools, images or schemas
+    UNTRANSLATABLE: ClassVar[RejectionKind]  # the pool cannot serve what the request holds
+    NOT_ESTIMATED: ClassVar[RejectionKind]  # the pool is new, or gone
+    POOL_TAKEN: ClassVar[RejectionKind]  # by an earlier tier
+    DOWN: ClassVar[RejectionKind]
+    ASLEEP: ClassVar[RejectionKind]
+    ON_TRIAL: ClassVar[RejectionKind]  # half-open, with its trial request in progress
+    AT_CAP: ClassVar[RejectionKind]
+    RATE_LIMITED: ClassVar[RejectionKind]
+    WARMING: ClassVar[RejectionKind]  # its cache is being refilled, and a sibling is ready
 
 
-EXCLUDED = frozenset({RejectionKind.REGION, RejectionKind.PINNED_ELSEWHERE})  # whatever comes of the endpoint
+RejectionKind.WHEN = RejectionKind("when", is_lasting=True)
+RejectionKind.CONTEXT_WINDOW = RejectionKind("context_window", is_lasting=True)
+RejectionKind.CAPABILITY = RejectionKind("capability", is_lasting=True)
+RejectionKind.UNTRANSLATABLE = RejectionKind("untranslatable", is_lasting=True)
+RejectionKind.NOT_ESTIMATED = RejectionKind("not_estimated")
+RejectionKind.POOL_TAKEN = RejectionKind("pool_taken", is_lasting=True)
+RejectionKind.DOWN, RejectionKind.ASLEEP = RejectionKind("down"), RejectionKind("asleep")
+RejectionKind.ON_TRIAL, RejectionKind.AT_CAP = RejectionKind("on_trial"), RejectionKind("at_cap")
+RejectionKind.RATE_LIMITED, RejectionKind.WARMING = RejectionKind("rate_limited"), RejectionKind("warming")
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,7 +133,7 @@ class Placed(NamedTuple):
     tier: int | None = None
     chance: float | None = None
     scorer: str = ""
-    external_refused: bool = False  # an API was left out because of `limits.external`
+    rejected: frozenset[str] = frozenset()  # kinds of rejections that hold for now only
     max_tokens: int | None = None  # as sent, where the caller's exceed the context window or the route's limit
     prompt_tokens: int | None = None  # estimated
     cached_tokens: int | None = None  # predicted

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from gateway.observe.columns import MS, Column, Columns, ms
 from gateway.observe.part_notes import CAUSES, OTHERS, Own
 from gateway.observe.record import STAGE_NAMES, AttemptRecord, Record, goodput_met
+from policies.external_share.external_share import EXTERNAL_LIMIT
 from policies.routes.when import EFFORT
 from policies.types import SLOWER_TIERS
 
@@ -73,7 +74,12 @@ DECISION: Own = (
     Column("endpoint", "", lambda e: e.endpoint.id, "last chosen endpoint", csv=3),
     Column("region", "", lambda e: e.endpoint.region, "of the endpoint"),
     Column("chance", "", lambda e: e.placed.chance, "probability of the deadline, when it was decided"),
-    Column("external_refused", "", lambda e: e.placed.external_refused, "an API was left out by `limits.external`"),
+    Column(
+        "external_refused",
+        "",
+        lambda e: EXTERNAL_LIMIT.value in e.placed.rejected,
+        "an API was left out by `limits.external`",
+    ),
     Column(
         "prompt_tokens_estimated",
         "tokens",

@@ -51,12 +51,12 @@ from policies.types import (
     PoolEstimate,
     PrefixBlocks,
     PromptEstimate,
-    RejectionKind,
 )
 
 LANDMARK = 512  # tokens between two block hashes in a Record
 RATE_LIMITED = AttemptOutcome.RATE_LIMITED
 NO_BLOCKS = PrefixBlocks()
+NOTHING = frozenset[str]()
 UNWATCHED = LoopLag()  # of an event loop without measurement
 
 
@@ -183,9 +183,7 @@ class RequestTimeline:
         if (chosen := decision.chosen) is not None:
             self._predicted(decision, chosen, decision.at)
         else:
-            record.placed = record.placed._replace(
-                scorer=decision.scorer, external_refused=_is_external_refused(decision)
-            )
+            record.placed = record.placed._replace(scorer=decision.scorer, rejected=_rejected(decision))
         return decision
 
     def held(self, at: float, by_rule: Mapping[str, float]) -> None:
@@ -215,7 +213,7 @@ class RequestTimeline:
             tier=candidate.tier,
             chance=candidate.probability,
             scorer="" if decision is None else decision.scorer,
-            external_refused=decision is not None and bool(decision.rejected) and _is_external_refused(decision),
+            rejected=NOTHING if decision is None or not decision.rejected else _rejected(decision),
             max_tokens=None if decision is None else decision.output_limits.get(candidate.endpoint.pool, self._cap),
             prompt_tokens=candidate.prompt_tokens,
             cached_tokens=candidate.hit,
@@ -380,8 +378,8 @@ def landmarks(blocks: PrefixBlocks) -> Sequence[int]:
     return blocks.hashes[step - 1 :: step]
 
 
-def _is_external_refused(decision: Decision) -> bool:
-    return any(each.kind is RejectionKind.EXTERNAL_LIMIT for each in decision.rejected)
+def _rejected(decision: Decision) -> frozenset[str]:
+    return frozenset(each.kind.value for each in decision.rejected if not each.kind.is_lasting)
 
 
 def _digest(name: str) -> str:

@@ -17,10 +17,11 @@ from policies.fleet.endpoint_state import STALE, EndpointState, EndpointStatisti
 from policies.fleet.engine_load import EngineLoad, EngineRates
 from policies.fleet.in_flight_attempt import InFlightAttempt
 from policies.fleet.pool_state import PoolState, without_larger_window
+from policies.fleet.route_meters import RouteMeters
 from policies.latency.learned_state import LearnedEndpoint
 from policies.latency.token_counts import TokenScale
-from policies.quota.external_use import ExternalUseByRoute
 from policies.rate_limit.endpoint_limits import SavedLimits
+from policies.route_hooks import Meter
 from policies.routes.route import Route
 from policies.types import (
     MEDIAN,
@@ -47,12 +48,12 @@ class FleetReader:
         states: Mapping[str, EndpointState],
         pools: Mapping[str, PoolState],
         attempts: Mapping[Hashable, InFlightAttempt],
-        external_use: ExternalUseByRoute,
+        meters: RouteMeters,
         departed: DepartedEndpoints,
     ) -> None:
         self._states, self._pools = states, pools
         self._attempts = attempts
-        self._external_use = external_use
+        self._meters = meters
         self._departed = departed
 
     def candidates(
@@ -131,9 +132,9 @@ class FleetReader:
         tpot = state.tpot_of(load, candidate.prompt_tokens)
         return Completion(candidate.forecast, tokens, state.pace.quantiles(now), tpot)
 
-    def may_use_api(self, route: Route, usd: float, now: float) -> bool:
-        """An attempt of this cost keeps within `limits.external` of the route."""
-        return self._external_use.allows(route, usd, now)
+    def meter(self, route: Route) -> Meter | None:
+        """None: no hook of the route has one."""
+        return self._meters.of(route)
 
     def hit(self, endpoint: Endpoint, prompt: PoolEstimate) -> int:
         """Prompt tokens (the engine's) believed cached at the endpoint: whole blocks, always less than the prompt."""

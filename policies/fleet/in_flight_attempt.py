@@ -20,7 +20,7 @@ from policies.latency.token_counts import NO_QUEUE, PrefillQueue, PrefillTokens
 from policies.latency.tpot import DecodingAnswer
 from policies.latency.ttft_predictor import PrefillWork
 from policies.prefix_cache.endpoint_cache import PendingPrompt
-from policies.quota.external_use import ExternalUse
+from policies.route_hooks import Meter
 from policies.types import AttemptOutcome, Candidate, Forecast, Health, PoolEstimate
 
 OVERDUE_QUANTILE = 0.98  # of the forecast, after which an attempt counts as silent
@@ -77,7 +77,7 @@ class InFlightAttempt:
     running: int = 0  # decoding answers at the first token
     context: int = 0  # tokens of the prompts of these answers
     prefill_s: float = 0.0  # sent to the endpoint in all, by then
-    external_use: ExternalUse | None = None  # of the route, where it has a limit and this is an API
+    meter: Meter | None = None  # of the route, where it has one and this is an API
     caller: str = ""  # name of the key, or an address; empty: the gateway itself
     paused: bool = False  # this process was paused meanwhile (`policies.fleet.pauses`): nothing of it tells a time
     overdue: bool = False  # left as silent, for longer than a forecast can explain
@@ -94,7 +94,7 @@ class InFlightAttempt:
         stream: bool,
         answer: DecodingAnswer,
         pending_prompt: PendingPrompt | None,
-        external_use: ExternalUse | None,
+        meter: Meter | None,
         caller: str,
     ) -> InFlightAttempt:
         """An attempt sent now, with the work ahead of its prompt."""
@@ -126,7 +126,7 @@ class InFlightAttempt:
             network_s=network_s,
             waited=adapter_wait.seconds + kv_load_s + network_s,
             adapter_wait=adapter_wait,
-            external_use=external_use,
+            meter=meter,
             caller=caller,
         )
 
@@ -140,8 +140,8 @@ class InFlightAttempt:
         state.last_used_at = now
         if not state.pool.local:  # an engine has no limits
             state.limits.on_sent(self.candidate.prompt_tokens, now)
-        if self.external_use is not None:
-            self.external_use.on_sent(self.candidate.price, now)
+        if self.meter is not None:
+            self.meter.on_sent(self.candidate.price, now)
         if state.callers.states or state.breaker.state is not _CLOSED:
             state.callers.on_sent(key, self.caller, now)
         state.typical_prompt += (work.uncached - state.typical_prompt) * EWMA_WEIGHT
@@ -187,8 +187,8 @@ class InFlightAttempt:
         if self.prompt.adapter and state.adapters is not None:
             state.adapters.on_ended(self.prompt.adapter, now - self.sent_at)
         state.interference.on_ended(key, report.mean_itl, report.completion_tokens)
-        if self.external_use is not None and report.completion_tokens is not None:
-            self.external_use.on_cost(self.cost(report) - self.candidate.price, now)
+        if self.meter is not None and report.completion_tokens is not None:
+            self.meter.on_cost(self.cost(report) - self.candidate.price, now)
 
     @property
     def prompt_tokens(self) -> int:

@@ -25,7 +25,8 @@ from policies.types import Candidate, Endpoint, Load, PoolEstimate, RejectionKin
 
 ALIKE, ALIKE_S = 1.5, 0.002  # times the least round trip, and s more, up to which a region is as near
 
-_OUTSIDE = RejectionKind.REGION, "outside of the regions of the route"
+REGION = RejectionKind("region", is_lasting=True, excludes=True)
+_OUTSIDE = REGION, "outside of the regions of the route"
 RegionNames = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(min_length=1)]
 
 

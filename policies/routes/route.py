@@ -14,7 +14,7 @@ Rules:
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from itertools import accumulate, pairwise
 from types import NoneType
@@ -33,10 +33,11 @@ from pydantic import (
 )
 
 from policies.adapters import knows_adapter
-from policies.external_share import within_share
+from policies.external_share.external_share import within_share
+from policies.external_share.external_use import ExternalUse
 from policies.pinned_state import has_its_state
 from policies.prefix_doctor.break_class import RepairRule
-from policies.route_hooks import Divide, Fits, PoolFits
+from policies.route_hooks import Divide, Fits, Meter, PoolFits
 from policies.routes.levels import MOST_ATTEMPTS, MOST_RETRIES, AttemptRules, FailureCause, drawn_order
 from policies.routes.region import RoutedRegions
 from policies.routes.when import When
@@ -447,6 +448,11 @@ class Route(Strict):
     def divide(self) -> Divide | None:
         """Hook that divides a tier into parts, ordered like tiers; None: a tier is a single part."""
         return None if self.region is None else self.region.divide
+
+    @cached_property
+    def new_meter(self) -> Callable[[], Meter] | None:
+        """Builds the meter of a hook in `pool_fits`; None: no hook needs one."""
+        return None if self.limits.external is None else ExternalUse
 
     @cached_property
     def pool_fits(self) -> tuple[PoolFits, ...]:

@@ -100,7 +100,7 @@ NOTES: dict[str, Note[Any]] = {
 FLAT = {  # short names of facts, for tests
     **{name: ("asked", name) for name in AskedFacts._fields},
     **{f"{name}_budget": ("budgets", name) for name in Budgets._fields},
-    **{name: ("placed", name) for name in ("tier", "chance", "scorer", "external_refused")},
+    **{name: ("placed", name) for name in ("tier", "chance", "scorer", "rejected")},
     "max_tokens_lowered": ("placed", "max_tokens"),
     "prompt_tokens_estimated": ("placed", "prompt_tokens"),
     "cached_tokens_predicted": ("placed", "cached_tokens"),

@@ -85,8 +85,8 @@ class GivenPredictions:
     def prompt_error(self, pool: str, prompt: PoolEstimate) -> int:
         return self.error
 
-    def may_use_api(self, route: Route, usd: float, now: float) -> bool:
-        return True
+    def meter(self, route: Route) -> None:
+        return None
 
     def _candidate(
         self, name: str, load: Load, prompt: PoolEstimate, tier: int, price: float, left: float

@@ -29,6 +29,7 @@ from gateway.observe.part_notes import (
 )
 from gateway.observe.record import STAGE_NAMES, AttemptRecord, Record, RequestOutcome, goodput_met
 from policies.diagnosis.diagnosis_report import Diagnosis
+from policies.external_share.external_share import EXTERNAL_LIMIT
 from policies.fleet.pauses import PAUSE
 from policies.routes.route import Route
 from policies.types import AttemptKind, AttemptOutcome
@@ -153,7 +154,7 @@ class RequestMetrics:
                 self.junk.of[(attempt.pool,)].value += attempt.junk
             if attempt.kind is AttemptKind.HEDGE:
                 self.hedges.of[route, _result(record, attempt)].value += 1
-        if record.placed.external_refused:
+        if EXTERNAL_LIMIT.value in record.placed.rejected:
             self.external_refused.of[(route,)].value += 1
         if notes := record.notes:
             for note, value in zip(notes[::2], notes[1::2], strict=True):

@@ -34,6 +34,7 @@ from gateway.parts.prefix_doctor.part import PrefixDoctorPart, PromptCounts
 from gateway.parts.prefix_doctor.prefix_doctor import PrefixDoctor
 from gateway.tokenize.estimator import Estimator
 from gateway.tokenize.prompt_reader import PromptText, TokenizerConfig
+from policies.external_share.external_share import EXTERNAL_LIMIT
 from policies.fleet.fleet import AttemptReport
 from policies.latency.token_counts import TokenScale
 from policies.rescue.successors import RESCUE_ATTEMPT
@@ -53,7 +54,6 @@ from policies.types import (
     Price,
     PromptEstimate,
     Rejection,
-    RejectionKind,
 )
 from tests.support.agent_prompts import PLANTS, agent_turns
 from tests.support.builders import candidate, decided, request, route
@@ -171,7 +171,7 @@ def shed(life: RequestTimeline) -> None:
 
 
 def at_the_limit_of_apis(life: RequestTimeline) -> None:
-    rejected = (Rejection("api", "", 0, "limits.external", RejectionKind.EXTERNAL_LIMIT),)
+    rejected = (Rejection("api", "", 0, "limits.external", EXTERNAL_LIMIT),)
     begun(life, CHAT, Decision(Placement.UNAVAILABLE, ARRIVAL + 0.003, ARRIVAL + 0.8, (), rejected))
     life.refused(429, "limits.external", RequestOutcome.UNAVAILABLE, ARRIVAL + 0.004)
 

@@ -179,7 +179,8 @@ def test_a_record_is_shown_completely_except_for_the_decision() -> None:
     facts -= {"cache_write_tokens", "reasoning_tokens"}
     # Of GenAI metrics and spans alone:
     facts -= {"conversation", "service_tier", "facts", "cache_write_tokens_reported", "reasoning_tokens_reported"}
-    facts = facts - {"prompt_changes", "members", "job_class"} | {"repaired", "reasoning_effort"}
+    facts = facts - {"prompt_changes", "members", "job_class", "rejected"}
+    facts |= {"repaired", "reasoning_effort", "external_refused"}
     assert {name for name in facts if name not in shown and f"{name}_ms" not in shown} == set()
     assert {"session", "template", "step", "kept_tokens", "continues", "prefix_break"} <= shown
     assert {"longest_gap_ms", "p99_gap_ms", "gaps_over_1s"} <= shown

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from policies.rate_limit.send_limits import SendLimits
-from policies.routes.region import ALIKE, ALIKE_S
+from policies.routes.region import ALIKE, ALIKE_S, REGION
 from policies.routes.route import Route
 from policies.routing.prompt_counts import uncached_tokens
 from policies.routing.reasons import reason_of
@@ -42,7 +42,7 @@ def test_only_leaves_no_candidate_of_another_region() -> None:
     decision = scenario(BOTH, ONLY).decide()
     assert sorted(order(decision)) == ["e1", "e2", "e3"]
     kinds = {each.endpoint: each.kind for each in decision.rejected}
-    assert kinds == dict.fromkeys(("u", "a", "u3"), RejectionKind.REGION)
+    assert kinds == dict.fromkeys(("u", "a", "u3"), REGION)
 
 
 def test_an_endpoint_without_a_region_is_in_none() -> None:

@@ -90,7 +90,7 @@ async def test_a_live_gateway_exposes_the_metrics_of_the_table(tmp_path: Path) -
             attempts=attempts,
             first_reasoning=0.2,
             first_answer=0.3,
-            external_refused=True,
+            rejected=frozenset({"external_limit"}),
             prompt_changes=("sort_tools",),
             tpot=0.02,
             gaps=TokenGaps(1.5, 1.5, 1),
