@@ -101,8 +101,8 @@ class Runtime:
 
     def endpoints(self, *routes: Route) -> list[str]:
         """Ids of all endpoints that some routes may use."""
-        parts = dict.fromkeys((pool, route.region) for route in routes for pool in route.pools)
-        able = (one for pool, region in parts for one in self.pools[pool].endpoints if not region or region.allows(one))
+        wanted = dict.fromkeys((pool, route.confines) for route in routes for pool in route.pools)
+        able = (one for pool, only in wanted for one in self.pools[pool].endpoints if not only or only.allows(one))
         return [*dict.fromkeys(endpoint.id for endpoint in able)]
 
     def context_window(self, model: str, tenant: Tenant) -> int | None:

@@ -18,6 +18,12 @@ Refused = tuple[RejectionKind, str]  # kind and reason
 Fits = Callable[[RequestView, PoolEstimate, Endpoint, Load, float], Refused | None]
 
 
+class Confines(Protocol):
+    """Endpoints that a route may use, whatever their state. Hashable: equal ones are asked once."""
+
+    def allows(self, endpoint: Endpoint) -> bool: ...
+
+
 class Meter(Protocol):
     """Counts the requests of a route and its attempts at APIs, for a hook that limits these."""
 

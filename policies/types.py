@@ -35,7 +35,7 @@ class Endpoint:
 
     id: str
     pool: str
-    region: str = ""
+    locality: str = ""  # where the endpoint is; read by hooks and Records
     first_token_limit: float | None = None  # s, in place of the default
     server: str = ""  # equal for all keys of a server; empty: there is one
     stream_idle: float | None = None  # s without a byte in mid-stream, in place of the default

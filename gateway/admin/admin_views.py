@@ -148,7 +148,7 @@ def _candidate(decision: Decision, candidate: Candidate) -> dict[str, Any]:
         "endpoint": candidate.endpoint.id,
         "pool": candidate.endpoint.pool,
         "tier": candidate.tier + 1,
-        "region": candidate.endpoint.region or None,
+        "region": candidate.endpoint.locality or None,
         "rtt_ms": round(candidate.rtt * 1e3, 3) or None,
         "ttft_p50_ms": round(forecast.p50 * 1e3, 2),
         "ttft_p90_ms": round(forecast.p90 * 1e3, 2),

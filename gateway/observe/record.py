@@ -99,7 +99,7 @@ class AttemptRecord:
     status: int = 0  # of the reply; 0: there was none
     cause: str = ""  # of a failure, for the operator: status, the server's code, first line of its message, scrubbed
     engine_kv_tokens: int = 0  # size of the engine's KV cache, by its own report; 0: none
-    region: str = ""  # of the endpoint: where the prompt went, whoever answered
+    locality: str = ""  # of the endpoint: where the prompt went, whoever answered
     charged: bool = True  # to the caller; else bought in vain, by a fault of the gateway
 
 

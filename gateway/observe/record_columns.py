@@ -43,7 +43,7 @@ ATTEMPT: tuple[Column[AttemptRecord], ...] = (
     Column("status", "", lambda a: a.status, "of the reply; 0: there was none"),
     Column("cause", "", lambda a: a.cause, "of a failure: status, the server's code, first line of its message"),
     Column("engine_kv_tokens", "tokens", lambda a: a.engine_kv_tokens, "of the engine's KV cache; 0: not reported"),
-    Column("region", "", lambda a: a.region, "of the endpoint"),
+    Column("region", "", lambda a: a.locality, "of the endpoint"),
 )
 
 REQUEST: Own = (
@@ -72,7 +72,7 @@ DECISION: Own = (
     Column("pool", "", lambda e: e.endpoint.pool, "last chosen pool"),
     Column("model", "", lambda e: e.answer.model, "model of the answer, as sent to the server"),
     Column("endpoint", "", lambda e: e.endpoint.id, "last chosen endpoint", csv=3),
-    Column("region", "", lambda e: e.endpoint.region, "of the endpoint"),
+    Column("region", "", lambda e: e.endpoint.locality, "of the endpoint"),
     Column("chance", "", lambda e: e.placed.chance, "probability of the deadline, when it was decided"),
     Column(
         "external_refused",

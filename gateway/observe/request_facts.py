@@ -49,7 +49,7 @@ def request_facts(
         pool=_pool(record, decision),
         tenant=record.tenant,
         endpoint=record.endpoint.id,
-        region=record.endpoint.region,
+        region=record.endpoint.locality,
         objective=objective,
         over=over_budget(record, objective),
         stream=record.asked.stream,
@@ -202,16 +202,16 @@ def _places(record: Record) -> frozenset[str]:
 
 
 def _region_ratio(record: Record, recent: Iterable[Record]) -> float | None:
-    if not record.endpoint.region:
+    if not record.endpoint.locality:
         return None
     here, elsewhere = list[float](), list[float]()
     for other in recent:
         if (
             other.route.name == record.route.name
-            and other.endpoint.region
+            and other.endpoint.locality
             and (spent := other.spent[UPSTREAM]) is not None
         ):
-            (here if other.endpoint.region == record.endpoint.region else elsewhere).append(spent)
+            (here if other.endpoint.locality == record.endpoint.locality else elsewhere).append(spent)
     if min(len(here), len(elsewhere)) < REGIONAL:
         return None
     return median(here[-COMPARED:]) / max(median(elsewhere), SHORTEST)

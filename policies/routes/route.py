@@ -37,7 +37,7 @@ from policies.external_share.external_share import within_share
 from policies.external_share.external_use import ExternalUse
 from policies.pinned_state import has_its_state
 from policies.prefix_doctor.break_class import RepairRule
-from policies.route_hooks import Divide, Fits, Meter, PoolFits
+from policies.route_hooks import Confines, Divide, Fits, Meter, PoolFits
 from policies.routes.levels import MOST_ATTEMPTS, MOST_RETRIES, AttemptRules, FailureCause, drawn_order
 from policies.routes.region import RoutedRegions
 from policies.routes.when import When
@@ -422,21 +422,26 @@ class Route(Strict):
         return self
 
     def is_same_part(self, one: Endpoint, other: Endpoint) -> bool:
-        """True for endpoints of the same pool, and of the same region if the route prefers regions."""
-        return one.pool == other.pool and (not self.prefers_region or one.region == other.region)
+        """True for endpoints of the same pool that no hook of the route divides."""
+        return one.pool == other.pool and (self.region is None or self.region.keeps_together(one, other))
 
     @cached_property
     def prefers_region(self) -> bool:
         """True if the route prefers endpoints of some regions."""
         return self.region is not None and self.region.prefer is not None
 
+    @cached_property
+    def confines(self) -> Confines | None:
+        """Hook that excludes endpoints, whatever their state; None: the route may use any of its pools."""
+        return None if self.region is None or self.region.only is None else self.region
+
     def allows(self, endpoint: Endpoint) -> bool:
-        """The endpoint is in a region that the route may use."""
-        return self.region is None or self.region.allows(endpoint)
+        """No hook of the route excludes the endpoint."""
+        return self.confines is None or self.confines.allows(endpoint)
 
     @cached_property
     def _fits(self) -> tuple[Fits, ...]:
-        limited = self.region is not None and self.region.only is not None
+        limited = self.confines is not None and self.region is not None
         hooks = (limited and self.region and self.region.only_there, self.adapters and knows_adapter)
         return tuple(hook for hook in hooks if hook)
 

@@ -144,11 +144,11 @@ class RequestMetrics:
             if met is not None:
                 self.slo.of[route, objective, "true" if met else "false"].value += 1
         model, key = self._labels.models.get(pool, ""), record.tenant if record.tenant in self._labels.keys else ""
-        self.served.of[route, model, record.endpoint.region, key, _JUDGED[good]].value += 1
+        self.served.of[route, model, record.endpoint.locality, key, _JUDGED[good]].value += 1
         if record.ttft is not None and record.asked.stream:
-            observed.append((self.served_ttft.of[model, record.endpoint.region, key], record.ttft))
+            observed.append((self.served_ttft.of[model, record.endpoint.locality, key], record.ttft))
         for attempt in record.attempts:
-            self.attempts.of[attempt.pool, attempt.region, attempt.kind.value, attempt.ending._value_].value += 1
+            self.attempts.of[attempt.pool, attempt.locality, attempt.kind.value, attempt.ending._value_].value += 1
             self.cost.of[route, attempt.pool].value += attempt.cost_usd
             if attempt.junk:
                 self.junk.of[(attempt.pool,)].value += attempt.junk

@@ -202,7 +202,7 @@ def _outcome_attributes(record: Record) -> Attributes:
             "firsttoken.tier": None if record.placed.tier is None else record.placed.tier + 1,
             "firsttoken.pool": record.endpoint.pool,
             "firsttoken.endpoint": record.endpoint.id,
-            "firsttoken.region": record.endpoint.region,
+            "firsttoken.region": record.endpoint.locality,
             "firsttoken.scorer": record.placed.scorer,
             "firsttoken.ttft": record.ttft,
             "firsttoken.first_reasoning": record.answer.first_reasoning,

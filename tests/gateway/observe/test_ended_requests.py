@@ -89,7 +89,7 @@ def sent(
 
 
 def attempt(number: int, outcome: AttemptOutcome, opened: float, ended: float, **more: Any) -> AttemptRecord:
-    given = {"kind": AttemptKind.PRIMARY, "endpoint": "small/a", "pool": "small", "region": "eu", **more}
+    given = {"kind": AttemptKind.PRIMARY, "endpoint": "small/a", "pool": "small", "locality": "eu", **more}
     return AttemptRecord(number, opened=opened, ended=ended, ending=outcome, **given)
 
 

@@ -113,19 +113,19 @@ def test_where_no_region_makes_the_budget_the_best_chance_counts() -> None:
 def test_reasons_name_the_region_that_was_preferred() -> None:
     decision = scenario(LARGE, PREFER).decide()
     [reason] = [reason_of(decision, each) for each in decision.ranked if each.endpoint.id == "u"]
-    assert reason.endswith("most of it by the place of its tier or region (0.100)")
+    assert reason.endswith("most of it by the place of its tier or part of a tier (0.100)")
 
 
 def test_a_baseline_walks_the_regions_in_their_order() -> None:
     decision = scenario(LARGE, PREFER, route={"scorer": "round_robin"}).decide()
-    assert {each.endpoint.region for each in [*decision.ranked][:2]} == {"eu"}
+    assert {each.endpoint.locality for each in [*decision.ranked][:2]} == {"eu"}
 
 
 def test_the_nearest_region_is_that_of_the_least_round_trip() -> None:
     """By measured network time, and not by the forecast, which `prefer: latency` goes by."""
     rtt = {"e1": 0.012, "e2": 0.009, "u": 0.09, "a": 0.2}
     decision = scenario(LARGE, {"prefer": "nearest"}, rtt=rtt).decide()
-    assert [each.endpoint.region for each in decision.ranked] == ["eu", "eu", "us", "ap"]
+    assert [each.endpoint.locality for each in decision.ranked] == ["eu", "eu", "us", "ap"]
 
 
 def test_regions_as_near_as_each_other_share_the_load() -> None:

@@ -48,7 +48,7 @@ PAGE = Path(__file__).parents[4] / "docs/metrics.md"
 ROUTE = route(ttft={"budget": "800ms"})
 BUDGETS = {"chat": 700, "agent": 1_100, "autocomplete": 333}  # ms
 LOST = AttemptRecord(
-    1, AttemptKind.PRIMARY, "small/b", "small", 0.0, 0.1, AttemptOutcome.SILENT, cost_usd=0.001, region="eu"
+    1, AttemptKind.PRIMARY, "small/b", "small", 0.0, 0.1, AttemptOutcome.SILENT, cost_usd=0.001, locality="eu"
 )
 WON = AttemptRecord(2, AttemptKind.FALLBACK, "small/a", "small", 0.1, 1.0, AttemptOutcome.COMPLETED, cost_usd=0.002)
 FULL: dict[str, Any] = {
