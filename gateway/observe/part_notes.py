@@ -40,7 +40,7 @@ def cause_of(record: Record) -> str:
     return "" if found is None else found.verdict.cause.value
 
 
-CAUSES: Own = (Column("cause", "", cause_of, "[cause](why-slow.md) of a missed budget or failure; empty: none", csv=6),)
+CAUSES: Own = (Column("cause", "", cause_of, "[cause](trouble.md) of a missed budget or failure; empty: none", csv=6),)
 OTHERS: Own = (
     Column("escalated", "", SHORTCOMING.of, "shortcoming of an answer for which another pool was asked"),
     Column("rescue", "", RESCUE.of, "of a stream that broke: rescued, failed or refused"),

@@ -1,6 +1,6 @@
 """The closed list of causes of a slow or failed request, each with its mend.
 
-The value is the name in the log, in metrics and on the page. A cause is named in docs/why-slow.md, with the evidence
+The value is the name in the log, in metrics and on the page. A cause is named in docs/trouble.md, with the evidence
 that it takes.
 """
 
