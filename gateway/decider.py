@@ -168,7 +168,7 @@ def queued_request(
 
 
 def _text(request: InferenceRequest, route: Route, tenant: Tenant) -> PromptText:
-    of = tenant.cache_group, tenant.name, route.adapters, request.job_class
+    of = tenant.cache_group, tenant.name, route.variants, request.job_class
     return PromptText(request.prompt, route.pools, *of)
 
 

@@ -18,6 +18,7 @@ from typing import ClassVar
 
 from policies.prompt_outline import PromptOutline
 from policies.rate_limit.send_limits import UNLIMITED, SendLimits
+from policies.variants import Variants
 
 NEVER = float("-inf")
 FOREVER = float("inf")
@@ -101,15 +102,6 @@ class Price:
 
 
 @dataclass(frozen=True, slots=True)
-class AdapterFacts:
-    """LoRA adapters of a pool's engines."""
-
-    names: frozenset[str]
-    slots: int  # held by an engine at a time, until reported
-    load_s: float  # s to load an adapter, until learned
-
-
-@dataclass(frozen=True, slots=True)
 class Pool:
     """Interchangeable endpoints with the same model.
 
@@ -128,7 +120,7 @@ class Pool:
     block_size: int = 16
     kv_tokens: int = 400_000  # prefix cache capacity until reported by the engine
     concurrent_requests: int | None = None  # maximum at each endpoint
-    adapters: AdapterFacts | None = None
+    variants: Variants | None = None  # of the model, which engines load when asked for
     requests_per_minute: float | None = None  # to each endpoint, from this process
     tokens_per_minute: float | None = None  # of prompts and answers
     wakes: bool = False  # sleeping engines are woken for requests that no other endpoint of the pool can take
@@ -174,7 +166,7 @@ class Load:
     kv_room: float = FOREVER  # tokens that find free blocks in the engine's KV cache; FOREVER: unknown
     scraped_at: float = NEVER
     limits: SendLimits = UNLIMITED  # rate limits of the provider and of the configuration
-    unknown_adapters: Mapping[str, float] | None = None  # LoRA adapters refused there: until when
+    unknown_variants: Mapping[str, float] | None = None  # refused there: until when
     full: bool = False  # as many requests as the configuration allows
     backlog_s: float = 0.0  # s of prefill of `queued_tokens`
     wait: float = 0.0  # s in the gateway's own queue before a request is sent there
@@ -272,7 +264,7 @@ class PoolEstimate:
     blocks: PrefixBlocks = field(default_factory=PrefixBlocks)
     text_tokens: int = 0  # of text, before correction
     messages: int = 1
-    adapter: str = ""  # LoRA adapter that answers; empty: the model itself
+    variant: str = ""  # of the model, which answers; empty: the model itself
     job_class: str = ""  # of the request
     margin: int = 0  # tokens more or less, nearly always; 0: counted
     counted_text: Callable[[], int] | None = field(default=None, compare=False, repr=False)  # 0: not counted yet

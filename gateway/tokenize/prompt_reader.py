@@ -15,8 +15,8 @@ Prefix blocks are chained hashes of a prompt's text, by which a prefix in an eng
 BLOCK_BYTES consecutive bytes of the rendered prompt; its hash covers the hash of the block before, so equal hash means
 equal prompt up to there. Blocks are of text, not of tokens: a prompt that nobody has sent before has its blocks at
 once, whatever the tokenizer. Rules:
-- The first block covers a hash of the cache group, so tenants of different groups share no block, and of the LoRA
-  adapter, which engines hash into their blocks too. Hashes depend on nothing else: replicas of the gateway agree on
+- The first block covers a hash of the cache group, so tenants of different groups share no block, and of the model's
+  variant, which engines hash into their blocks too. Hashes depend on nothing else: replicas of the gateway agree on
   them.
 - A message opens with its role. Token ids, and media, count by their ids. The bytes that mark both occur in no UTF-8.
 - The hash is BLAKE2b with 8 bytes of digest; a block and the hash before it fill one of its input blocks.
@@ -74,9 +74,9 @@ class BlockChain:
 
 
 @lru_cache(maxsize=256)
-def start(cache_group: str, adapter: str = "") -> BlockChain:
-    """The empty prompt. A process serves few groups and adapters at a time."""
-    seed = f"{cache_group}\0{adapter}" if adapter else cache_group
+def start(cache_group: str, variant: str = "") -> BlockChain:
+    """The empty prompt. A process serves few groups and variants at a time."""
+    seed = f"{cache_group}\0{variant}" if variant else cache_group
     return BlockChain(b"", _hash(seed.encode()).digest())
 
 
@@ -109,7 +109,7 @@ class TokenizerConfig(NamedTuple):
     tokenizer: str = "o200k_base"
     template: int = int(PER_MESSAGE)  # tokens which the chat template adds to a message
     media: MediaFamily | None = None  # of the model; None for prompts without media, on which pools agree then
-    adapter: str = ""  # LoRA adapter
+    variant: str = ""  # of the model
 
 
 @dataclass(slots=True)
@@ -120,7 +120,7 @@ class PromptText:
     pools: Sequence[str]
     cache_group: str = ""  # digests and counts are shared within the group
     key: str = ""  # API key: name of the learned weights
-    adapters: Mapping[str, str] = field(default_factory=dict)  # LoRA adapter by pool
+    variants: Mapping[str, str] = field(default_factory=dict)  # of the model, by pool
     job_class: str = ""  # of the request
 
 
@@ -200,7 +200,7 @@ class PromptReader:
                 break
             found, end = digest, known
             parts.append(known)
-        return Position(config, found, end or Prefix(start(text.cache_group, config.adapter)), parts)
+        return Position(config, found, end or Prefix(start(text.cache_group, config.variant)), parts)
 
     def unread(self, position: Position, text: PromptText) -> int:
         """Work of `read`, in bytes of long text. Opens the next part if it is one text, whose end alone may be new."""

@@ -156,7 +156,7 @@ class RoutedRequest:
 
     def model_at(self, endpoint: Endpoint, upstream: Upstream) -> str:
         """Model name to send to an endpoint."""
-        return self.model or self.route.adapters.get(endpoint.pool, upstream.model)
+        return self.model or self.route.variants.get(endpoint.pool, upstream.model)
 
     def backend_request(self, upstream: Upstream, attempt: Attempt) -> BackendRequest:
         request, pool = self.request, attempt.candidate.endpoint.pool

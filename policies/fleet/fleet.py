@@ -307,8 +307,8 @@ class Fleet:
     ) -> None:
         """The attempt has not been answered: whether its endpoint is to blame."""
         state = attempt.state
-        if report.unknown_model and attempt.prompt.adapter and state.adapters is not None:
-            attempt.on_unknown_adapter(key, state.adapters, now)
+        if report.unknown_model and attempt.prompt.variant and state.variants is not None:
+            attempt.on_unknown_variant(key, state.variants, now)
         else:
             former = attempt.models_before != state.models_before
             is_own = report.blame is not None and report.blame.fault is Fault.CALLER_CREDENTIAL
@@ -550,8 +550,8 @@ class Fleet:
     def _lose_cache(self, state: EndpointState) -> None:
         """Engine restarted or gone: assumes an empty cache."""
         state.cache.clear()
-        if state.adapters is not None:
-            state.adapters.clear()
+        if state.variants is not None:
+            state.variants.clear()
         if self._is_member(state):
             self.cache_lost.add(state.endpoint.id)
             self.on_cache_lost(state.endpoint.id)

@@ -60,7 +60,7 @@ class FleetReader:
         self, loads: Mapping[str, Load], prompt: PoolEstimate, tier: int, price: float, now: float, left: float
     ) -> list[Candidate]:
         """Predictions for the prompt, sent at `now`, at each endpoint of `loads`, all of one pool."""
-        candidates, states, adapter, load_s = list[Candidate](), self._states, prompt.adapter, 0.0
+        candidates, states, variant, load_s = list[Candidate](), self._states, prompt.variant, 0.0
         tokens, blocks = prompt.tokens, prompt.blocks
         is_local = bool(loads) and states[next(iter(loads))].pool.local
         first = blocks.hashes[0] if blocks.hashes else None
@@ -74,9 +74,9 @@ class FleetReader:
                 wait += rtt
             if first in cache.index.runs:  # of most endpoints it is not
                 hit = cache.hit(prompt, state.block_size)
-            if adapter and state.adapters is not None:
-                adapter_wait = state.adapters.wait(adapter, now)
-                wait, load_s = wait + adapter_wait.seconds, adapter_wait.load_s
+            if variant and state.variants is not None:
+                variant_wait = state.variants.wait(variant, now)
+                wait, load_s = wait + variant_wait.seconds, variant_wait.load_s
             if cache.residency is not None:
                 hit, to_load = state.loadable(prompt, hit, load)
                 if to_load:

@@ -7,7 +7,7 @@ Rules:
 - Of an endpoint with fewer than MATURE_SAMPLES first tokens an observation is learned at once: the next decision of a
   cold start may depend on it.
 - An observation of a model that the endpoint no longer serves is learned before the change, or not noted.
-- A request that waited for an adapter, for cached tokens from a slower tier, or maybe for KV blocks, says nothing of
+- A request that waited for a variant, for cached tokens from a slower tier, or maybe for KV blocks, says nothing of
   the engine's speed.
 """
 
@@ -50,15 +50,15 @@ class FirstTokenObservation:
         return True
 
     def _is_of_something_else(self, ttft: float) -> bool:
-        """True if the request may have waited for anything besides prefill: KV space, an adapter, a cache load. Adapter
+        """True if the request may have waited for anything besides prefill: KV space, a variant, a cache load. Variant
         and cache load times are learned from the wait."""
         attempt = self.attempt
-        state, wait = attempt.state, attempt.adapter_wait
+        state, wait = attempt.state, attempt.variant_wait
         if not attempt.found_room or state.kv_room.overflowed_at >= attempt.sent_at:
             return True
         if wait.seconds:
-            if wait.load_s and state.adapters is not None:
-                state.adapters.learn(ttft - attempt.predicted_ttft - (attempt.waited - wait.load_s))
+            if wait.load_s and state.variants is not None:
+                state.variants.learn(ttft - attempt.predicted_ttft - (attempt.waited - wait.load_s))
             return True
         to_load = attempt.candidate.to_load
         if to_load and not attempt.work.queued_tokens and sum(to_load) >= LEAST:

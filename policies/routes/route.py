@@ -32,7 +32,7 @@ from pydantic import (
     model_validator,
 )
 
-from policies.adapters import knows_adapter
+from policies.adapters.known_adapters import knows_adapter
 from policies.external_share.external_share import within_share
 from policies.external_share.external_use import ExternalUse
 from policies.pinned_state import has_its_state
@@ -442,7 +442,7 @@ class Route(Strict):
     @cached_property
     def _fits(self) -> tuple[Fits, ...]:
         limited = self.confines is not None and self.region is not None
-        hooks = (limited and self.region and self.region.only_there, self.adapters and knows_adapter)
+        hooks = (limited and self.region and self.region.only_there, self.variants and knows_adapter)
         return tuple(hook for hook in hooks if hook)
 
     def fits(self, request: RequestView) -> tuple[Fits, ...]:
@@ -494,8 +494,8 @@ class Route(Strict):
         return self.ttft is not None and self.ttft.per_1k_tokens is not None
 
     @cached_property
-    def adapters(self) -> Mapping[str, str]:
-        """LoRA adapter by pool, for pools with one."""
+    def variants(self) -> Mapping[str, str]:
+        """Variant of the model by pool, for pools of which the route asks for one."""
         return {tier.pool: tier.adapter for tier in self.tiers if tier.adapter}
 
     @cached_property

@@ -137,7 +137,7 @@ class DecisionScenario:
 
     @property
     def estimate(self) -> PromptEstimate:
-        prompts = {name: PoolEstimate(self.tokens, adapter=self.adapter) for name in self.ttft}
+        prompts = {name: PoolEstimate(self.tokens, variant=self.adapter) for name in self.ttft}
         return PromptEstimate(prompts, output_tokens=200)
 
     @property
