@@ -184,8 +184,9 @@ def _rejected(rejection: Rejection, pools: Mapping[str, Pool]) -> list[str] | li
 def endpoint_view(endpoint: EndpointStatistics, now: float) -> dict[str, Any]:
     """Statistics of one endpoint; moments of the monotonic clock become seconds from now."""
     view: dict[str, Any] = msgspec.to_builtins(endpoint, enc_hook=repr)
-    view["adapters"] = view.pop("variants")
-    del view["until"], view["endpoint"]["account"]
+    shown_endpoint = view["endpoint"]
+    view["adapters"], shown_endpoint["region"] = view.pop("variants"), shown_endpoint.pop("locality")
+    del view["until"], shown_endpoint["account"]
     load, limits = endpoint.load, view["load"].pop("limits")
     shown = {LOAD_NAMES.get(name, name): value for name, value in view["load"].items() if name not in TOLD_BY_WHY}
     return {
