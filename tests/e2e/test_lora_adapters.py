@@ -117,6 +117,7 @@ async def test_an_engine_without_the_adapter_is_asked_for_its_other_models_alone
         assert {load.health for load in gateway.monitor.loads().values()} == {Health.UP}
         _, _, told = await get(gateway.admin_url, "/fleet")
         whys = {found["why"] for found in json.loads(told)}
+        assert "adapter-b" in {name for found in json.loads(told) for name in found["adapters"]}
         assert all(why.endswith("it does not know the model adapter-a") for why in whys - {None})
         servers[1].adapters.names.remove("adapter-a")
         status, answer = await ask(gateway, "adapter-a")
