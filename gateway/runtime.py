@@ -78,7 +78,7 @@ class Runtime:
     backends: Backends
     dialects: Mapping[str, Backend]  # a backend of each pool
     operations: Mapping[str, frozenset[Operation]]  # spoken natively, by pool
-    makers: Mapping[str, str]  # digests of the account and the model that write the turns of a pool
+    makers: Mapping[str, str]  # digests of the account and the own model of each pool
     attributed: frozenset[str]  # pools whose servers read a client's line at the head of the prompt
     connections: Mapping[UpstreamAddress, ConnectionPool]
     coalescer: WriteCoalescer
@@ -89,7 +89,14 @@ class Runtime:
 
     def servers(self, model: str = "") -> Servers:
         """The servers of all pools for a request. `model`: as the caller names it; empty: each pool's own."""
-        return Servers(self.operations, partial(self._facts, model), self.makers, self.attributed)
+        return Servers(self.operations, partial(self._facts, model), partial(self.maker, model), self.attributed)
+
+    def maker(self, model: str, pool: str) -> str:
+        """Digest of the account and the model that write the turns of a pool; empty: there is no such pool. `model`: as
+        the caller names it; empty: the pool's own."""
+        if not model or pool not in self.makers:
+            return self.makers.get(pool, "")
+        return _maker(self.config.pools[pool], model)
 
     def _facts(self, model: str, pool: str) -> Facts:
         return self.dialects[pool].facts(model or self.config.pools[pool].model)
@@ -108,9 +115,14 @@ class Runtime:
     def context_window(self, model: str, tenant: Tenant) -> int | None:
         """The largest context window, in tokens, among pools of a caller's model name; None: a window is unknown.
         Raises ApiError (404)."""
-        windows = [self.pools[pool].context_window for pool in self.routes.match(model, tenant).route.pools]
+        named = self.routes.match(model, tenant)
+        windows = [self._window(named.model, pool) for pool in named.route.pools]
         known = [window for window in windows if window is not None]
         return max(known) if len(known) == len(windows) else None
+
+    def _window(self, model: str, pool: str) -> int | None:
+        """As configured, or as the facts have it of the model: told to callers, and not a limit of any request."""
+        return self.pools[pool].context_window or self._facts(model, pool).context
 
     def replaced_routes(self, before: Runtime) -> frozenset[str]:
         """Names of routes of `before` whose held requests must be estimated and decided again: the route is gone or
@@ -171,7 +183,7 @@ def build_runtime(config: Config, before: Runtime | None = None) -> Runtime:
         backends=backends,
         dialects=dialects,
         operations=operations,
-        makers={name: _maker(section) for name, section in config.pools.items()},
+        makers={name: _maker(section, section.model) for name, section in config.pools.items()},
         attributed=frozenset(name for name, backend in dialects.items() if backend.reads_attribution),
         connections=connections,
         coalescer=coalescer,
@@ -205,11 +217,11 @@ def _dialects(config: Config, backends: Backends) -> Mapping[str, Backend]:
     }
 
 
-def _maker(section: PoolSection) -> str:
+def _maker(section: PoolSection, model: str) -> str:
     """Several keys share an account. A server without a key is its own account."""
     keys = (section.api_key, *section.api_keys)
     account = next(filter(None, (key.get_secret_value() for key in keys)), "")
-    return maker_of(f"{section.backend}\0{account or ' '.join(section.urls)}", section.model)
+    return maker_of(f"{section.backend}\0{account or ' '.join(section.urls)}", model)
 
 
 def upstream_addresses(config: Config) -> dict[str, UpstreamAddress]:

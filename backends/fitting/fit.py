@@ -23,6 +23,7 @@ from backends.fitting.hints import (
     fit_choices,
     fit_labels,
     fit_limit,
+    fit_output,
     fit_speed,
     fit_stops,
     fit_top_logprobs,
@@ -114,6 +115,7 @@ _THINKING = "reasoning_effort reasoning thinking output_config tool_choice respo
 _ROWS = (
     _row(fit_names_of_members, "", _differs("renamed"), is_mending=True),
     _row(fit_limit, " ".join(LIMITS), _differs("limit"), _CHAT, is_mending=True),
+    _row(fit_output, "max_completion_tokens max_tokens max_output_tokens", _differs("output")),
     _row(fit_members, "", _differs("refused"), is_mending=True),
     _row(fit_known_members, "", _differs("members"), _CHAT, is_mending=True),
     _row(fit_history, "messages", wants_history, _CHAT, is_mending=True),
@@ -186,7 +188,8 @@ def _holds_for(row: _Row, author: Author) -> bool:
 def fit_for_translation(body: Json, operation: Operation, facts: Facts, told: Omissions) -> Json:
     """Remove members that the model refuses before a translation. The target dialect may lack such a member, and the
     translation would then refuse a request that the server can answer."""
-    return fit_stops(body, Target(operation, facts), told)
+    target = Target(operation, facts)
+    return fit_speed(fit_stops(body, target, told), target, told)
 
 
 def fit(body: Mapping[str, Any], plan: Plan, told: Omissions) -> Fitted:

@@ -17,8 +17,15 @@ from backends.translation.omissions import Omissions
 from backends.translation.request_members import refuse
 
 SPEEDS = ("service_tier", "speed")
+_SYNONYMS = {"fast": "priority", "priority": "fast"}
 _STANDARD = ("auto", "default", "on_demand", "standard", "standard_only")
 LIMITS = ("max_completion_tokens", "max_tokens")
+_OUTPUT: Mapping[Operation, tuple[str, ...]] = {
+    Operation.CHAT: LIMITS,
+    Operation.MESSAGES: ("max_tokens",),
+    Operation.RESPONSES: ("max_output_tokens",),
+}
+_BUDGET = ("thinking", "budget_tokens")  # below the output limit, of Messages
 _USERS = ("user", "safety_identifier")
 _A_PERSON = re.compile(r"[^@\s]+@[^@\s]+\.[^@\s]+|\+?[\d ()/-]{7,}")  # an e-mail address, a number of a telephone
 _STOPS: Mapping[Operation, str] = {Operation.CHAT: "stop", Operation.MESSAGES: "stop_sequences"}
@@ -30,6 +37,17 @@ def fit_limit(body: Json, target: Target, told: Omissions) -> Json:
     if not given or limit not in LIMITS or (len(given) == 1 and limit in body):
         return body
     return {**without(body, *LIMITS), limit: min(given) if all(type(each) is int for each in given) else given[0]}
+
+
+def fit_output(body: Json, target: Target, told: Omissions) -> Json:
+    """An output limit above the model's own becomes that: some servers refuse it, and no answer is longer."""
+    most, names = target.facts.output, _OUTPUT.get(target.operation, ())
+    above = [name for name in names if most is not None and type(body.get(name)) is int and body[name] > most]
+    for name in above:
+        told.leave_out(name)
+    body = {**body, **dict.fromkeys(above, most)} if above else body
+    budget = value_at(body, _BUDGET) if above and most is not None else None
+    return put(body, _BUDGET, most - 1) if type(budget) is int and most is not None and budget >= most else body
 
 
 def fit_stops(body: Json, target: Target, told: Omissions) -> Json:
@@ -47,10 +65,16 @@ def fit_stops(body: Json, target: Target, told: Omissions) -> Json:
 
 
 def fit_speed(body: Json, target: Target, told: Omissions) -> Json:
-    """Leave out a speed that the server does not sell."""
+    """The speed by the name at which the server sells it; left out where the server does not sell it. Where nothing is
+    known, a tier of a chat is the server's to judge, and the speed of a message has no counterpart."""
+    sold = target.facts.speeds or {}
     for name in SPEEDS:
-        speed = body.get(name)
-        if isinstance(speed, str) and speed not in (target.facts.speeds or ()) and speed not in _STANDARD:
+        speed, is_open = body.get(name), target.facts.speeds is None and name == "service_tier"
+        if is_open or not isinstance(speed, str) or speed in sold or speed in _STANDARD:
+            continue
+        if (known := _SYNONYMS.get(speed)) in sold:
+            body = {**body, name: known}
+        else:
             told.leave_out(name)
             body = without(body, name)
     return body

@@ -35,8 +35,9 @@ from gateway.admin.admin_views import (
 )
 from gateway.admin.request_query import RequestQuery
 from gateway.admission.auth import ANYONE
+from gateway.admission.route_table import RoutedName
 from gateway.api.api_error import ApiError, bad_request
-from gateway.api.inference_request import KEY_HEADERS
+from gateway.api.inference_request import KEY_HEADERS, InferenceRequest
 from gateway.api.operation_fit import OperationFit
 from gateway.config.models import Config, Key
 from gateway.decider import Decider
@@ -45,7 +46,7 @@ from gateway.observe.metrics.series import Histogram
 from gateway.observe.part_notes import ON_SCREEN
 from gateway.observe.recorder import Recorder
 from gateway.observe.windows.history_keeper import HistoryKeeper
-from gateway.runtime import RuntimeHolder
+from gateway.runtime import Runtime, RuntimeHolder
 from gateway.scheduler import RequestQueue
 from gateway.strict_json import BadJson, decode, encode
 
@@ -172,7 +173,18 @@ class GatewayAdmin:
         fleet, at = self.decider.fleet, decision.at
         beliefs = fleet.view.beliefs(fleet.snapshot(at).loads, at)
         found = explain(decision, estimate, self.queue.depth(), runtime.pools, beliefs, hold)
-        return json_response(200, encode({**named_view(request.model, named), **found, **left_out_view(request)}))
+        pools = {"pools": {pool: self._pool_view(pool, request, named, runtime) for pool in route.pools}}
+        view = {**named_view(request.model, named), **found, **left_out_view(request), **pools}
+        return json_response(200, encode(view))
+
+    def _pool_view(self, pool: str, request: InferenceRequest, named: RoutedName, runtime: Runtime) -> dict[str, Any]:
+        """Model and operation that a pool would be asked for, and knowledge of parts about the pool."""
+        translated = request.translated.get(pool)
+        return {
+            "model": named.model or named.route.adapters.get(pool, runtime.pools[pool].model),
+            "operation": (request.operation if translated is None else translated.operation).value,
+            **{name: value for of in self.pool_members for name, value in of(pool).items()},
+        }
 
     async def report_ttft(self, beacon: bytes) -> web.Response:
         request_id, seconds = parse_beacon(beacon)

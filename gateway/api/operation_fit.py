@@ -37,20 +37,24 @@ def nothing_known(pool: str) -> Facts:
     return _NOTHING_KNOWN
 
 
+def nobody(pool: str) -> str:
+    return ""
+
+
 @dataclass(frozen=True, slots=True)
 class Servers:
-    """Servers by pool. `native`: operations spoken; `facts`: facts of the request's model; `makers`: digests of account
+    """Servers by pool. `native`: operations spoken; `facts`: facts of the request's model; `maker`: digest of account
     and model. `attributed`: pools whose servers read a client's line at the head of the prompt."""
 
     native: Mapping[str, frozenset[Operation]] = field(default_factory=dict)
     facts: Callable[[str], Facts] = nothing_known
-    makers: Mapping[str, str] = field(default_factory=dict)
+    maker: Callable[[str], str] = nobody
     attributed: frozenset[str] = frozenset()
 
     def of(self, pool: str, spoken: frozenset[Operation], facts: Facts | None = None) -> Server:
         """Servers of a pool. `facts`: overrides the facts of the request's model."""
         known = self.facts(pool) if facts is None else facts
-        return Server(spoken, known, self.makers.get(pool, ""), pool in self.attributed)
+        return Server(spoken, known, self.maker(pool), pool in self.attributed)
 
 
 NO_SERVERS = Servers()

@@ -17,7 +17,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 
 from backends.catalog import KINDS, BackendKind
 from backends.facts.fact_rows import edition
-from backends.facts.lookup import LIKE, api_of, facts_of, maker_at, model_row, with_overrides
+from backends.facts.lookup import LIKE, api_of, facts_of, is_known, maker_at, with_overrides
 from backends.facts.model_facts import Facts
 from backends.facts.priors import prior_ttft
 from backends.http.tls_files import TlsFiles
@@ -219,7 +219,7 @@ class PoolSection(Section):
             self._check_adapters(self.adapters)
         self._check_servers()
         like = self.accepts.get(LIKE)
-        if like is not None and model_row(self.api, like) is None:
+        if like is not None and not is_known(self.api, like):
             raise ValueError(f"nothing is known of '{like}' at {self.api}; write the name of a model in accepts.like")
         self._listed = self._listed_on(today())
         return self
