@@ -181,7 +181,7 @@ class GatewayAdmin:
         """Model and operation that a pool would be asked for, and knowledge of parts about the pool."""
         translated = request.translated.get(pool)
         return {
-            "model": named.model or named.route.adapters.get(pool, runtime.pools[pool].model),
+            "model": named.model or named.route.variants.get(pool, runtime.pools[pool].model),
             "operation": (request.operation if translated is None else translated.operation).value,
             **{name: value for of in self.pool_members for name, value in of(pool).items()},
         }
