@@ -23,7 +23,6 @@ from gateway.tokenize.prompt_reader import PromptText
 from policies.fleet.fleet import Fleet
 from policies.queue.queued_request import QueuedRequest
 from policies.routes.route import Route
-from policies.routes.when import class_of
 from policies.routing.decide import decide
 from policies.routing.prompt_counts import is_count_needed, uncached_tokens
 from policies.types import UNUSABLE, Decision, PrefixBlocks, PromptEstimate, Quantiles
@@ -128,15 +127,15 @@ class Decider:
         if record.end is RequestOutcome.COMPLETED and record.answer.output_tokens:
             classes: Sequence[Hashable] = ()
             if record.route.weighs_completion:
-                classes = class_of(record.asked.reasoning_effort), record.tenant, next(iter(record.prefix), 0)
+                classes = record.asked.job_class, record.tenant, next(iter(record.prefix), 0)
             tokens = -(-record.answer.output_tokens // record.asked.choices)
             p90 = record.placed.total_p90
             under_p90 = None if p90 is None else record.total <= p90
             self.answer_lengths.observe_output(record.route.name, tokens, *classes, under_p90=under_p90)
         if record.route.promises_answer and record.asked.stream and record.ttft is not None:
             answered = record.total if record.promised is None else record.promised  # at least
-            seconds, effort = answered - record.ttft, class_of(record.asked.reasoning_effort)
-            self.answer_lengths.observe_reasoning(record.route.name, record.endpoint.pool, effort, seconds, monotonic())
+            seconds, of = answered - record.ttft, (record.route.name, record.endpoint.pool, record.asked.job_class)
+            self.answer_lengths.observe_reasoning(*of, seconds, monotonic())
 
     def any_usable(self, now: float) -> bool:
         """A caller would be answered: an endpoint is up for all callers, or down by the word of a page alone, or asleep
@@ -155,23 +154,22 @@ def queued_request(
     now: float,
 ) -> QueuedRequest:
     lengths, tokens = fleet.answer_lengths, UNKNOWN
-    effort = request.reasoning_effort and class_of(request.reasoning_effort)
     if route.weighs_completion:
         cap = route.output_cap(request.max_tokens)
-        tokens = lengths.quantiles(route.name, cap, effort, tenant.name, _beginning(estimate))
+        tokens = lengths.quantiles(route.name, cap, request.job_class, tenant.name, _beginning(estimate))
     return QueuedRequest(
         *(id(request), request, estimate, route, sequence),
         tenant=tenant.name,
         weight=tenant.weight,
-        reasoning=lengths.expected_reasoning(route, effort, now) if request.stream else None,
+        reasoning=lengths.expected_reasoning(route, request.job_class, now) if request.stream else None,
         answer_tokens=tokens,
         decode_s=fleet.view.decode_seconds(route, tokens),
     )
 
 
 def _text(request: InferenceRequest, route: Route, tenant: Tenant) -> PromptText:
-    effort = request.reasoning_effort and class_of(request.reasoning_effort)
-    return PromptText(request.prompt, route.pools, tenant.cache_group, tenant.name, route.adapters, effort)
+    of = tenant.cache_group, tenant.name, route.variants, request.job_class
+    return PromptText(request.prompt, route.pools, *of)
 
 
 def _beginning(estimate: PromptEstimate) -> int:

@@ -70,7 +70,6 @@ class Runtime:
     pools: Mapping[str, Pool]
     routes: Routes
     keys: Keys
-    caller_keys: frozenset[str]  # pools that accept callers' own keys
     masked_pools: frozenset[str]  # pools with cached token counts hidden from callers
     same_origin: SameOrigin | None  # if no key protects the data port
     cors: Cors | None  # pages of other origins
@@ -109,8 +108,8 @@ class Runtime:
 
     def endpoints(self, *routes: Route) -> list[str]:
         """Ids of all endpoints that some routes may use."""
-        parts = dict.fromkeys((pool, route.region) for route in routes for pool in route.pools)
-        able = (one for pool, region in parts for one in self.pools[pool].endpoints if not region or region.allows(one))
+        wanted = dict.fromkeys((pool, route.confines) for route in routes for pool in route.pools)
+        able = (one for pool, only in wanted for one in self.pools[pool].endpoints if not only or only.allows(one))
         return [*dict.fromkeys(endpoint.id for endpoint in able)]
 
     def context_window(self, model: str, tenant: Tenant) -> int | None:
@@ -176,7 +175,6 @@ def build_runtime(config: Config, before: Runtime | None = None) -> Runtime:
         pools={pool.name: pool for pool in config.fleet()},
         routes=routes,
         keys=Keys(known_keys, closed=config.keyed),
-        caller_keys=frozenset(name for name, section in config.pools.items() if section.caller_keys),
         masked_pools=masked_pools(config, routes, known_keys),
         same_origin=None if config.keyed else SameOrigin(config.server.listen.loopback, config.server.hosts, cors),
         cors=cors,
@@ -295,8 +293,8 @@ def masked_pools(config: Config, routes: Routes, tenants: Iterable[Tenant]) -> f
     """Pools without salts in whose cache several cache groups meet.
 
     A server keeps a cache per model, and a provider per credential too: pools where these are equal share a cache. The
-    passthrough route, the models of a pool, and a pool without a model may reach any model. Callers' own keys have a
-    cache each at a provider, and are of several groups elsewhere.
+    passthrough route, the models of a pool, and a pool without a model may reach any model. A pool may keep
+    groups apart, or mix those of any caller, by its credentials.
     """
     groups: dict[str | None, set[str]] = defaultdict(set)  # by route; None: every route
     for tenant in tenants:
@@ -308,13 +306,13 @@ def masked_pools(config: Config, routes: Routes, tenants: Iterable[Tenant]) -> f
         users = groups[None] | groups[route.name]
         for pool in {tier.pool for tier in route.tiers if users}:
             section = config.pools[pool]
-            if section.kind.dialect.salted or section.caller_keys:
+            if section.keeps_groups_apart:
                 continue
             model = "" if routes.takes_any_model(route) else section.model
             for credential in section.credentials:
                 for url in section.urls:
                     uses[authority(url), credential].append((pool, model, users))
-    shared = frozenset(name for name, one in config.pools.items() if one.caller_keys and not one.kind.needs_key)
+    shared = frozenset(name for name, one in config.pools.items() if one.mixes_groups)
     return shared | frozenset(
         pool
         for met in uses.values()

@@ -61,6 +61,10 @@ async def no_source() -> web.Response:
     raise ApiError(409, "This gateway was not told where its configuration comes from.", code="no_source")
 
 
+def no_advice() -> Mapping[str, Any]:
+    raise ApiError(404, "This gateway does not follow prompts.", code="not_followed")
+
+
 @dataclass(slots=True, kw_only=True)
 class GatewayAdmin:
     """Implements `gateway.admin.admin_server.AdminData` for one process."""
@@ -72,6 +76,7 @@ class GatewayAdmin:
     queue: RequestQueue
     runtime: RuntimeHolder
     on_screen: Histogram  # TTFT reported by callers, by route
+    advice_sums: Callable[[], Mapping[str, Any]] = no_advice  # of prompts, for GET /advise
     stored_keys: Callable[[], Sequence[Key]] = tuple  # by this process's state
     map_prefixes: Callable[[float], Sequence[Mapping[str, Any]]] = lambda now: ()  # the hottest, by endpoint
     pool_members: list[Callable[[str], Mapping[str, Any]]] = field(default_factory=list)  # of rows of GET /fleet
@@ -121,7 +126,7 @@ class GatewayAdmin:
 
     async def advice(self) -> Mapping[str, Any]:
         self.recorder.flush()
-        return self.recorder.doctor.advice()
+        return self.advice_sums()
 
     async def prefixes(self) -> Sequence[Mapping[str, Any]]:
         if (now := monotonic()) - self.mapped_at > MAP_FRESH:
@@ -176,7 +181,7 @@ class GatewayAdmin:
         """Model and operation that a pool would be asked for, and knowledge of parts about the pool."""
         translated = request.translated.get(pool)
         return {
-            "model": named.model or named.route.adapters.get(pool, runtime.pools[pool].model),
+            "model": named.model or named.route.variants.get(pool, runtime.pools[pool].model),
             "operation": (request.operation if translated is None else translated.operation).value,
             **{name: value for of in self.pool_members for name, value in of(pool).items()},
         }

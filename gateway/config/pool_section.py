@@ -29,6 +29,7 @@ from gateway.config.endpoint_section import Discovered, EndpointAddress, Endpoin
 from gateway.config.field_types import Positive, Section, authority, written
 from gateway.config.price_section import PriceSection, listed, today, with_speeds
 from policies import types as facts
+from policies.adapters.adapter_slots import AdapterFacts
 
 CALLER = "caller"  # in place of a key
 RANKS = ("vllm", "simulated")  # backends with data-parallel ranks behind one URL
@@ -88,8 +89,8 @@ class AdaptersSection(Section):
     """Time that a server takes to load another one, until learned."""
 
     @property
-    def facts(self) -> facts.AdapterFacts:
-        return facts.AdapterFacts(frozenset(self.names), self.slots, self.load)
+    def facts(self) -> AdapterFacts:
+        return AdapterFacts(frozenset(self.names), self.slots, self.load)
 
 
 class KeepWarm(Section):
@@ -277,6 +278,17 @@ class PoolSection(Section):
         return self.api_key.get_secret_value() == CALLER
 
     @property
+    def keeps_groups_apart(self) -> bool:
+        """The prompt caches of cache groups differ: by a salt, or by the caller's own key, which has a cache of its own
+        at a provider."""
+        return self.kind.dialect.salted or self.caller_keys
+
+    @property
+    def mixes_groups(self) -> bool:
+        """One prompt cache serves keys of any caller."""
+        return self.caller_keys and not self.kind.needs_key
+
+    @property
     def credentials(self) -> Sequence[object]:
         """Accounts with a provider, which keeps a cache for each. An engine of ours has one cache for all."""
         if not self.kind.needs_key:
@@ -394,7 +406,7 @@ class PoolSection(Section):
             price=self.price_in_force,
             block_size=self.block_size,
             concurrent_requests=self.concurrent_requests,
-            adapters=None if self.adapters is None else self.adapters.facts,
+            variants=None if self.adapters is None else self.adapters.facts,
             requests_per_minute=self.requests_per_minute and self.requests_per_minute / processes,
             tokens_per_minute=self.tokens_per_minute and self.tokens_per_minute / processes,
             prior_ttft=prior_ttft(self.api, self.accepts.get(LIKE, self.model)),

@@ -86,7 +86,7 @@ class Hooks:
     placed: Callable[[Ask], None] | None = None
     # The upstreams as a caller uses them.
     sends: Callable[[HttpRequest, Mapping[str, Upstream]], Mapping[str, Upstream]] | None = None
-    # Returns the shortcoming of a whole answer for which another pool is asked; empty: none.
+    # Judges a whole answer: for an objection another pool is asked.
     judge: Judge | None = None
     # Records an answer from the first token on, and continues a broken answer at another endpoint.
     recover: Recover | None = None

@@ -47,7 +47,7 @@ from gateway.upstream.usage_bounds import impossible
 from policies.blame.blame import BLAME
 from policies.fleet.fleet import AttemptReport, Fleet
 from policies.rate_limit.send_limits import RateLimit
-from policies.types import FOREVER, Attempt, AttemptKind, AttemptOutcome
+from policies.types import FOREVER, Attempt, AttemptOutcome
 
 NOTHING_READ = BodyTap()
 
@@ -358,7 +358,7 @@ class WireAttempt:
         """The engine's own figures for this attempt. What asks for the rest of an answer holds the answer so far, and a
         compaction is billed beside the prompt: nothing to learn of either."""
         times, usage, failure = self.tap.times, self.tap.usage, self.failure
-        if self.attempt.kind is AttemptKind.REST or usage.compacted:
+        if self.attempt.kind.continues or usage.compacted:
             usage = Usage(completion=usage.completion)
         return AttemptReport(
             prompt_tokens=usage.prompt,

@@ -18,11 +18,10 @@ from typing import Any
 from backends.failures import CUT_OFF, LATE, NOT_ASSEMBLED, NOT_READ, OF_STREAMS, SILENT, STOPPED
 from backends.http.loop_aware_timer import LoopAwareTimer
 from backends.interface import Failure, FailureKind
-from gateway.observe.part_notes import SHORTCOMING
 from gateway.observe.record import RequestOutcome, Stage
 from gateway.refusals import refusal_of
 from gateway.upstream.answer import Answer, whole_reply
-from gateway.upstream.answer_hooks import NO_ANSWER_HOOKS, AnswerHooks, Recovery, Remedy, Rest
+from gateway.upstream.answer_hooks import NO_ANSWER_HOOKS, AnswerHooks, Judge, Recovery, Remedy, Rest
 from gateway.upstream.attempt import BrokenOff, Milestone, WireAttempt, WireEvent, WireState
 from gateway.upstream.attempt_records import note_won, record_lost, record_winner
 from gateway.upstream.attempt_sinks import AnswerSink, AttemptSink, WholeAnswerSink
@@ -63,6 +62,7 @@ class Race(Wire):
         self.attempts: dict[int, WireAttempt] = {}
         self.winner: WireAttempt | None = None
         self._judges, self._mends = hooks.judge, hooks.mend
+        self._objector: Judge | None = None  # to the latest whole answer
         self._recovery: Recovery | None = None
         for recover in hooks.recover:
             self._recovery = self._recovery or recover(routed)
@@ -188,8 +188,9 @@ class Race(Wire):
         else:
             wire.stop(outcome)
 
-    def keep(self, number: int, shortcoming: str) -> None:
-        SHORTCOMING.put(self.routed.timeline.record, shortcoming)
+    def keep(self, number: int, objection: str) -> None:
+        assert self._objector is not None
+        self._objector.kept(self.routed, objection)
 
     def commit(self, number: int, *, was_kept: bool = False) -> None:
         """Write the first bytes, and let the attempt go on into the answer. An error of the gateway's own is raised by
@@ -372,11 +373,15 @@ class Race(Wire):
             return
         wire.stop(AttemptOutcome.COMPLETED)
         wire.whole = reply
-        self._machine.answered(wire.attempt.number, self._shortcoming(reply), monotonic())
+        self._machine.answered(wire.attempt.number, self._objection(reply), monotonic())
 
-    def _shortcoming(self, reply: bytes) -> str:
+    def _objection(self, reply: bytes) -> str:
         """For which another pool is asked; empty: none."""
-        return next(filter(None, (judge(self.routed.request, reply) for judge in self._judges)), "")
+        for judge in self._judges:
+            if objection := judge.objection(self.routed.request, reply):
+                self._objector = judge
+                return objection
+        return ""
 
     def _on_failed(self, wire: WireAttempt, failure: Failure) -> None:
         """Nothing of an answer was written: the failure can be hidden."""
@@ -463,7 +468,8 @@ class Race(Wire):
             rest = self._recovery.recover(wire, broken.failure, self.answer.unwritten, self._machine.others())
             self._rest = rest or self._rest
         blame, others = BLAME[broken.failure.kind.value], () if rest is None else rest.others
-        if self._machine.broken(blame, others, monotonic()):
+        kind = AttemptKind.FALLBACK if rest is None else rest.kind
+        if self._machine.broken(blame, others, monotonic(), kind):
             return None
         if self._rest is not None:
             self._rest.refuse()

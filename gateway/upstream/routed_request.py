@@ -26,8 +26,8 @@ NO_DEADLINE = 2**53 - 1  # ms; after every deadline, and exact where JSON number
 
 @dataclass(frozen=True, slots=True)
 class Rewriting:
-    """Changes of the answers of an endpoint for the caller. `answer`: into another dialect, or with sealed ids; None:
-    neither. `secret`: the gateway's key, masked in errors. `masks_counts`: counts of cached tokens are hidden."""
+    """Changes of the answers of an endpoint for the caller. `answer`: into another dialect, or by a hook of the plan;
+    None: neither. `secret`: the gateway's key, masked in errors. `masks_counts`: counts of cached tokens are hidden."""
 
     answer: RewrittenAnswer | None = None
     secret: bytes = b""
@@ -38,7 +38,7 @@ UNCHANGED = Rewriting()
 
 
 class BothRewritten:
-    """An answer that is rewritten twice: in the caller's names, then with sealed ids."""
+    """An answer that is rewritten twice: into the caller's dialect, then by a hook."""
 
     def __init__(self, first: RewrittenAnswer, then: RewrittenAnswer) -> None:
         self._first, self._then = first, then
@@ -156,7 +156,7 @@ class RoutedRequest:
 
     def model_at(self, endpoint: Endpoint, upstream: Upstream) -> str:
         """Model name to send to an endpoint."""
-        return self.model or self.route.adapters.get(endpoint.pool, upstream.model)
+        return self.model or self.route.variants.get(endpoint.pool, upstream.model)
 
     def backend_request(self, upstream: Upstream, attempt: Attempt) -> BackendRequest:
         request, pool = self.request, attempt.candidate.endpoint.pool
@@ -205,12 +205,12 @@ class RoutedRequest:
         bodies: tuple[Mapping[str, Any], ...] = () if translated is None else translated.before
         if masked and self.request.operation is Operation.MESSAGES:
             steps, bodies = (MASKED_MESSAGES, *steps), (self.request.body, *bodies)
-        sealed = None if self.rewrite is None else self.rewrite(endpoint.id)
+        by_hook = None if self.rewrite is None else self.rewrite(endpoint.id)
         if not steps:
-            return sealed
+            return by_hook
         answer = AnswerTranslation(steps, bodies, self._context(endpoint.pool))
         is_native = steps[-1].backend is self.request.operation
-        return answer if sealed is None or not is_native else BothRewritten(answer, sealed)
+        return answer if by_hook is None or not is_native else BothRewritten(answer, by_hook)
 
     def _context(self, pool: str) -> AnswerContext:
         translated, estimate = self.request.translated.get(pool), self.estimate.pools.get(pool)

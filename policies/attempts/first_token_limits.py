@@ -24,7 +24,7 @@ def first_token_limit(limits: AttemptLimits, candidate: Candidate, kind: Attempt
     endpoint, forecast, limit = candidate.endpoint, candidate.forecast, limits.first_token_limit
     if limits.unseen and endpoint.id in limits.unseen:
         return max(endpoint.first_token_limit or 0.0, limits.whole)
-    if kind is AttemptKind.REST:
+    if kind.continues:
         return limit
     is_meant = limits.limit_is_meant
     if (own := endpoint.first_token_limit) is not None:

@@ -27,7 +27,7 @@ Rules:
 - Silence is no evidence before 1.2 times the own p90, unless the next could no longer make the deadline by then; nor
   before 0.1 s: delays of a busy gateway would pass for silence, and copies would be the answer to load.
 - Three times the own p99 is silence enough at any time, if the next may make the deadline; but not less than 1 s or an
-  eighth of the time allowed: a budget of 30 s is in no hurry.
+  eighth of the time allowed: a budget of 30 s leaves time.
 - Past the deadline staying costs nothing, so no token of anybody for as long must show that the engine is dead. The p99
   of a forecast that is not trained is a guess: there it is the forecast and what a fresh attempt would take.
 - An API that has shown nothing yet may hang, and no look into it tells. It is left at the last moment that leaves the

@@ -17,10 +17,11 @@ from policies.fleet.endpoint_state import STALE, EndpointState, EndpointStatisti
 from policies.fleet.engine_load import EngineLoad, EngineRates
 from policies.fleet.in_flight_attempt import InFlightAttempt
 from policies.fleet.pool_state import PoolState, without_larger_window
+from policies.fleet.route_meters import RouteMeters
 from policies.latency.learned_state import LearnedEndpoint
 from policies.latency.token_counts import TokenScale
-from policies.quota.external_use import ExternalUseByRoute
 from policies.rate_limit.endpoint_limits import SavedLimits
+from policies.route_hooks import Meter
 from policies.routes.route import Route
 from policies.types import (
     MEDIAN,
@@ -47,19 +48,19 @@ class FleetReader:
         states: Mapping[str, EndpointState],
         pools: Mapping[str, PoolState],
         attempts: Mapping[Hashable, InFlightAttempt],
-        external_use: ExternalUseByRoute,
+        meters: RouteMeters,
         departed: DepartedEndpoints,
     ) -> None:
         self._states, self._pools = states, pools
         self._attempts = attempts
-        self._external_use = external_use
+        self._meters = meters
         self._departed = departed
 
     def candidates(
         self, loads: Mapping[str, Load], prompt: PoolEstimate, tier: int, price: float, now: float, left: float
     ) -> list[Candidate]:
         """Predictions for the prompt, sent at `now`, at each endpoint of `loads`, all of one pool."""
-        candidates, states, adapter, load_s = list[Candidate](), self._states, prompt.adapter, 0.0
+        candidates, states, variant, load_s = list[Candidate](), self._states, prompt.variant, 0.0
         tokens, blocks = prompt.tokens, prompt.blocks
         is_local = bool(loads) and states[next(iter(loads))].pool.local
         first = blocks.hashes[0] if blocks.hashes else None
@@ -67,15 +68,15 @@ class FleetReader:
             state, wait, rtt, hit, to_load = states[name], 0.0, 0.0, 0, NOTHING
             predictor, cache, network = state.predictor, state.cache, state.network
             if not is_local:
-                predictor = predictor.of(prompt.effort)
+                predictor = predictor.of(prompt.job_class)
             if network is not None:
                 rtt, wait = network.network_s()
                 wait += rtt
             if first in cache.index.runs:  # of most endpoints it is not
                 hit = cache.hit(prompt, state.block_size)
-            if adapter and state.adapters is not None:
-                adapter_wait = state.adapters.wait(adapter, now)
-                wait, load_s = wait + adapter_wait.seconds, adapter_wait.load_s
+            if variant and state.variants is not None:
+                variant_wait = state.variants.wait(variant, now)
+                wait, load_s = wait + variant_wait.seconds, variant_wait.load_s
             if cache.residency is not None:
                 hit, to_load = state.loadable(prompt, hit, load)
                 if to_load:
@@ -131,9 +132,9 @@ class FleetReader:
         tpot = state.tpot_of(load, candidate.prompt_tokens)
         return Completion(candidate.forecast, tokens, state.pace.quantiles(now), tpot)
 
-    def may_use_api(self, route: Route, usd: float, now: float) -> bool:
-        """An attempt of this cost keeps within `limits.external` of the route."""
-        return self._external_use.allows(route, usd, now)
+    def meter(self, route: Route) -> Meter | None:
+        """None: no hook of the route has one."""
+        return self._meters.of(route)
 
     def hit(self, endpoint: Endpoint, prompt: PoolEstimate) -> int:
         """Prompt tokens (the engine's) believed cached at the endpoint: whole blocks, always less than the prompt."""

@@ -33,7 +33,6 @@ from policies.routing.placement_request import PlacementRequest
 from policies.routing.ranking import rank
 from policies.scorers.scorers import SCORERS, Scorer
 from policies.types import (
-    EXCLUDED,
     FOREVER,
     TINY,
     Candidate,
@@ -165,7 +164,7 @@ def _nowhere(found: CandidateSet) -> Decision:
     """No tier can ever take the request, or every able endpoint is out."""
     if found.unfit == len(found.queued.route.tiers):
         return _decision(found, Placement.UNFIT, (), _misfit(found), cause=_cause_of_misfit(found.rejected))
-    out = [one for one in found.rejected if one.endpoint and one.kind not in EXCLUDED]
+    out = [one for one in found.rejected if one.endpoint and not one.kind.excludes]
     if limited := [_back_in(found, rejection) for rejection in out if _is_rate_limited(found, rejection)]:
         reason = "the rate limit of every provider that could take it is reached"
         wait, kind = max(min(limited), SHORTEST_WAIT), RejectionKind.RATE_LIMITED
@@ -175,8 +174,8 @@ def _nowhere(found: CandidateSet) -> Decision:
         return _decision(found, Placement.RATE_LIMITED, (), reason, LONGEST_WAIT, kind)
     waits = [_back_in(found, rejection) for rejection in out]
     asleep = bool(out) and all(rejection.kind is RejectionKind.ASLEEP for rejection in out)
-    pinned = any(one.kind is RejectionKind.PINNED_ELSEWHERE for one in found.rejected)
-    subject = "the endpoint with its state" if pinned else "every endpoint that could take it"
+    named = (one.kind.others for one in found.rejected if one.kind.others)
+    subject = next(named, "every endpoint that could take it")
     reason = f"{subject} {'is asleep' if asleep else _OUT}"
     kind, wait = out[0].kind if out else RejectionKind.NOT_ESTIMATED, min(waits, default=RECHECK)
     return _decision(found, Placement.UNAVAILABLE, (), reason, max(wait, SHORTEST_WAIT), kind)

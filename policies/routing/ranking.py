@@ -5,9 +5,9 @@ Rules:
 - Of values EQUAL to the best of its tier the longest hit comes first, so that a prefix stays on an endpoint: sessions
   that move for little lose the caches of others. Of equal hits, those NEAR the best are drawn by the sequence number of
   the request, so that idle endpoints share the load: forecasts are not more exact.
-- A session returns to the endpoint of an API that it used before, key or region, as its prompt may be cached there:
-  among endpoints of a SIMILAR median TTFT its name draws the first (rendezvous hashing: no memory that callers could
-  fill). Of engines the prefix index knows better.
+- A session returns to the endpoint of an API that it used before, one of several keys or places, as its prompt may be
+  cached there: among endpoints of a SIMILAR median TTFT its name draws the first (rendezvous hashing: no memory that
+  callers could fill). Of engines the prefix index knows better.
 - A half-open endpoint of the chosen tier gets the next request expected in time there: a restarted engine is back at
   once. After a failed trial the request goes to the second of the ranking.
 - An endpoint of the chosen tier without a first token for PROBE_AFTER seconds, while another had some, is probed by a

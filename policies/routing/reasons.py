@@ -18,7 +18,7 @@ _NAMES = {
     "soon": "its later first token",
     "misses": "the answers in progress there",
     "engine": "its longer prefill",
-    "place": "the place of its tier or region",
+    "place": "the place of its tier or part of a tier",
 }
 
 

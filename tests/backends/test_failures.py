@@ -331,7 +331,7 @@ def is_asked_again(failure: Failure) -> bool:
     return wait_before_retry(failed, alone, CandidateWalk([alone], Wire(), AttemptLimits(max_attempts=3))) is not None
 
 
-OF_REQUEST = ("client", "context", "content_filter", "content", "request_size", "caller_key")
+OF_REQUEST = ("client", "context", "content_filter", "content", "request_size", "caller_credential")
 
 
 @pytest.mark.parametrize("kind", FailureKind)

@@ -136,7 +136,7 @@ async def test_a_whole_answer_is_expected_by_effort_caller_and_route(decider: De
     promised, tenant = route(tiers=["small"], total={"budget": "30s"}), Tenant("web")
     for _ in range(3 * KNOWN_ANSWERS):
         for effort, tokens in (("high", 5000), ("", 50)):
-            told = {"tenant": "web", "output_tokens": tokens, "reasoning_effort": effort}
+            told = {"tenant": "web", "output_tokens": tokens, "job_class": effort}
             decider.learn(record(route="chat", weighs_completion=True, **told))
             decider.learn(record(route="other", **told))
 

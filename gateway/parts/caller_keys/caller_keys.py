@@ -36,7 +36,8 @@ class CallerKeys(Part):
         self._runtime = core.runtime
 
     def on(self, plan: RoutePlan) -> Hooks:
-        taking = plan.runtime.caller_keys.intersection(plan.route.pools)
+        pools = plan.runtime.config.pools
+        taking = frozenset(pool for pool in plan.route.pools if pools[pool].caller_keys)
         return Hooks(fit=partial(fit, taking), sends=self.upstreams) if taking else NO_HOOKS
 
     def upstreams(self, http: HttpRequest, upstreams: Mapping[str, Upstream]) -> Mapping[str, Upstream]:

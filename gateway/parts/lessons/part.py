@@ -141,7 +141,7 @@ class LessonsPart(Part):
         if not self._book:
             return
         for pool in ask.route.pools:
-            model = ask.named.model or ask.route.adapters.get(pool, ask.runtime.pools[pool].model)
+            model = ask.named.model or ask.route.variants.get(pool, ask.runtime.pools[pool].model)
             place = Place(pool, model, _spoken(request, pool).value)
             form = self._form(request, ask.route, ask.runtime.servers(ask.named.model), place)
             if form.lessons:

@@ -185,7 +185,7 @@ class Picker:
     def _model_at(self, named: RoutedName, id: str) -> str:
         """By which an endpoint knows the model."""
         own = self._runtime.current.upstreams[id].model
-        return named.model or named.route.adapters.get(self.fleet.view.pool_of(id), own)
+        return named.model or named.route.variants.get(self.fleet.view.pool_of(id), own)
 
     @contextmanager
     def _asking_for_time(self, asked: Asked, limit: asyncio.Timeout) -> Iterator[None]:

@@ -105,9 +105,9 @@ class SavedPrompt:
         return {**rendered, "messages": messages[:low]}
 
     def _estimate(self, body: Mapping[str, Any], estimator: Estimator) -> PoolEstimate:
-        adapters = {self.pool: self.estimate.adapter} if self.estimate.adapter else {}
+        variants = {self.pool: self.estimate.variant} if self.estimate.variant else {}
         prompt = prompt_of(self.operation, body)
-        text = PromptText(prompt, [self.pool], self.cache_group, self.caller, adapters)
+        text = PromptText(prompt, [self.pool], self.cache_group, self.caller, variants)
         return estimator.estimate(text).pools[self.pool]
 
 

@@ -6,17 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from policies.fleet.adapter_slots import UNKNOWN, AdapterSlots
+from policies.adapters.adapter_slots import AdapterFacts, AdapterSlots
 from policies.fleet.fleet import AttemptReport, Fleet
-from policies.types import NEVER, AdapterFacts, AttemptOutcome, Health, PoolEstimate
+from policies.types import NEVER, AttemptOutcome, Health, PoolEstimate
+from policies.variants import UNKNOWN
 from tests.support.learned_fleet import ONE, SMALL, TWO, answer, prompt, send
 
 FACTS = AdapterFacts(frozenset("abcd"), slots=2, load_s=0.3)
-ADAPTED = replace(SMALL, adapters=FACTS)
+ADAPTED = replace(SMALL, variants=FACTS)
 
 
 def asking(adapter: str, tokens: int = 1000) -> PoolEstimate:
-    return replace(prompt(tokens), adapter=adapter)
+    return replace(prompt(tokens), variant=adapter)
 
 
 def forecasts(fleet: Fleet, adapter: str, now: float) -> list[float]:
@@ -107,9 +108,9 @@ def test_an_engine_that_does_not_know_an_adapter_serves_its_other_models() -> No
     key = send(fleet, asking("a"), ONE)
     fleet.on_ended(key, AttemptOutcome.MISCONFIGURED, 0.1, AttemptReport(unknown_model=True))
     load = fleet.snapshot(0.2).loads[ONE.id]
-    assert (load.health, load.unknown_adapters) == (Health.UP, {"a": 0.1 + UNKNOWN})
+    assert (load.health, load.unknown_variants) == (Health.UP, {"a": 0.1 + UNKNOWN})
     answer(fleet, asking("a"), ONE, now=20.0, ttft=0.1)
-    assert fleet.snapshot(30.0).loads[ONE.id].unknown_adapters == {}
+    assert fleet.snapshot(30.0).loads[ONE.id].unknown_variants == {}
 
 
 def test_a_refused_key_is_a_fault_of_the_engine_for_all_its_models() -> None:
@@ -125,10 +126,10 @@ def test_a_reload_keeps_what_is_held_and_forgets_it_with_other_slots() -> None:
     fleet.reload([replace(ADAPTED, context_window=9000)])
     held, other = forecasts(fleet, "a", 10.0)
     assert held < other - 0.2
-    fleet.reload([replace(ADAPTED, adapters=replace(FACTS, slots=3))])
+    fleet.reload([replace(ADAPTED, variants=replace(FACTS, slots=3))])
     held, other = forecasts(fleet, "a", 10.0)
     assert held == pytest.approx(other, rel=0.1)
     fleet.reload([SMALL])
     assert forecasts(fleet, "a", 10.0)[0] < 0.3
-    assert fleet.snapshot(20.0).loads[ONE.id].unknown_adapters is None
+    assert fleet.snapshot(20.0).loads[ONE.id].unknown_variants is None
     assert fleet.view.last_used_at(TWO.id) == NEVER

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from policies.quota.external_use import WINDOW, ExternalUse
+from policies.external_share.external_use import WINDOW, ExternalUse
 from policies.routes.route import External, Limits
 
 HOUR = 60.0 * WINDOW  # s

@@ -11,15 +11,17 @@ import pytest
 
 from backends.interface import Operation
 from gateway.api.inference_request import InferenceRequest, parse
-from gateway.observe.part_notes import COMPOSITION, LINEAGE
-from gateway.observe.prefix_doctor import PARTS, PrefixDoctor
 from gateway.observe.record import Record
 from gateway.observe.timeline import LANDMARK
+from gateway.parts.prefix_doctor.part import PromptCounts
+from gateway.parts.prefix_doctor.prefix_doctor import COMPOSITION, LINEAGE, PARTS, PrefixDoctor
 from gateway.tokenize.estimator import Estimator
 from gateway.tokenize.prompt_reader import PromptText, TokenizerConfig
 from gateway.tokenize.tokenizers import encoder
 from policies.latency.token_counts import TokenScale
-from policies.prefix_doctor.prompt_outline import Composition
+from policies.prefix_doctor.lineage import Lineage
+from policies.prefix_doctor.prefix_ledger import NO_LINEAGE
+from policies.prompt_outline import Composition
 from policies.types import Candidate, Decision, Endpoint, Forecast, Placement, PoolEstimate, Price
 from tests.support.agent_prompts import PLANTS, AgentTurn, agent_turns
 from tests.support.builders import record
@@ -56,7 +58,9 @@ class Watched:
         return self.end(request, estimate, at)
 
     def end(self, request: InferenceRequest, estimate: PoolEstimate, at: float) -> Record:
-        made = record(arrival=at, wall=1.7e9 + at, prompt_tokens_estimated=estimate.tokens, repaired=request.repaired)
+        made = record(
+            arrival=at, wall=1.7e9 + at, prompt_tokens_estimated=estimate.tokens, prompt_changes=request.prompt_changes
+        )
         step = LANDMARK // estimate.blocks.size
         made.prefix = estimate.blocks.hashes[step - 1 :: step]
         endpoint, spent = Endpoint("small/a", "small"), Forecast(0.2, prefill=PREFILL * estimate.tokens)
@@ -194,8 +198,8 @@ def test_the_order_of_large_tool_definitions_is_not_told(number: int, told: str)
 def test_windows_of_a_second_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A caller with large prompts, each broken, does not hold the event loop; a new second reads again."""
     now, read = 100.0, list[int]()
-    monkeypatch.setattr("gateway.observe.prefix_doctor.monotonic", lambda: now)
-    monkeypatch.setattr("gateway.tokenize.prompt_reader.read_mark", lambda prompt, *place: read.append(prompt.size))
+    monkeypatch.setattr("gateway.parts.prefix_doctor.prefix_doctor.monotonic", lambda: now)
+    monkeypatch.setattr("gateway.tokenize.prompt_reader.read_window", lambda prompt, *place: read.append(prompt.size))
     watched = Watched()
     for turn in range(9):
         text = f"id {turn} " + "word " * 100_000
@@ -212,3 +216,17 @@ def test_a_prompt_of_many_thousand_messages_is_not_followed() -> None:
     assert COMPOSITION.of(watched.answer(body)) is None
     body["messages"] = body["messages"][1:]
     assert COMPOSITION.of(watched.answer(body)) is not None
+
+
+def test_steps_of_sessions_are_counted_with_their_pause_and_what_they_kept() -> None:
+    """By route; a prompt that was not followed, as a short one, is no step."""
+    counts = PromptCounts()
+    for lineage in (Lineage(7), Lineage(7, step=2, since=4.0, kept=450, previous=900), NO_LINEAGE):
+        counts.count(record(lineage=lineage))
+    samples = [each for family in counts.collect() for each in family.samples]
+    found = {" ".join([each.name, *each.labels.values()]).replace(" chat", ""): each.value for each in samples}
+    assert found["firsttoken_session_steps_bucket 1.0"] == 1
+    assert found["firsttoken_session_steps_bucket +Inf"] == 2
+    assert (found["firsttoken_session_steps_sum"], found["firsttoken_session_pause_seconds_sum"]) == (3, 4.0)
+    assert found["firsttoken_session_kept_ratio_sum"] == 0.5
+    assert found["firsttoken_session_kept_ratio_bucket +Inf"] == 1

@@ -14,8 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
-from policies.prefix_doctor.break_class import BreakMark
-
 
 class PartRole(StrEnum):
     """Of a part of a prompt. A prompt without messages is of the user."""
@@ -88,7 +86,15 @@ class PartOutline(NamedTuple):
     size: int
 
 
-ReadBreakMark = Callable[[int, int, int], BreakMark | None]  # part, byte where it begins, block; None: not now
+class TextWindow(NamedTuple):
+    """Text of a part around a block. `tools`: digest of the tool definitions there, whatever their order; 0: none."""
+
+    text: str
+    tools: int = 0
+
+
+# Part, byte of the prompt where it begins, block, bytes before the block, bytes in all. None: the prompt is too large.
+ReadWindow = Callable[[int, int, int, int, int], TextWindow | None]
 
 
 class PromptOutline(NamedTuple):
@@ -107,4 +113,4 @@ class PromptOutline(NamedTuple):
     hashes: Sequence[int]
     tokens_at: Callable[[float], float]
     tokens: int  # of the whole prompt
-    read_mark: ReadBreakMark
+    read_window: ReadWindow

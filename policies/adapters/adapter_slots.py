@@ -7,7 +7,8 @@ Rules, as in vLLM (--max-loras) and SGLang (--max-loras-per-batch):
   nothing meanwhile, so all requests sent during a load wait for its rest.
 - The adapters of running requests, as reported by the engine, are loaded: other gateways use the engine too.
 - A first token behind a load teaches the time of a load, once the engine's own speed is known.
-- An engine that does not know an adapter is not asked for it for UNKNOWN seconds; its other models are not affected.
+- An engine that does not know an adapter is not asked for it for UNKNOWN seconds, as operators load adapters while it
+  runs; its other models are not affected.
 """
 
 from __future__ import annotations
@@ -16,25 +17,26 @@ from collections import Counter, OrderedDict
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from policies.types import NEVER, AdapterFacts
+from policies.types import NEVER
+from policies.variants import LOADED, UNKNOWN, VariantSlots, VariantWait
 
-UNKNOWN = 10.0  # s: operators load adapters while the engine runs
 WEIGHT = 1 / 8  # of the latest load
 MAX_LOAD = 30.0  # s: a longer wait had other reasons
 
 
 @dataclass(frozen=True, slots=True)
-class AdapterWait:
-    """Wait of a request for its adapter."""
+class AdapterFacts:
+    """LoRA adapters of a pool's engines; implements `policies.variants.Variants`."""
 
-    seconds: float = 0.0
-    load_s: float = 0.0  # of these, for a load that the request causes
+    names: frozenset[str]
+    slots: int  # held by an engine at a time, until reported
+    load_s: float  # s to load an adapter, until learned
+
+    def new_slots(self) -> VariantSlots:
+        return AdapterSlots(self)
 
 
-LOADED = AdapterWait()
-
-
-class AdapterSlots:
+class AdapterSlots(VariantSlots):
     """Adapters believed loaded in one engine."""
 
     def __init__(self, facts: AdapterFacts) -> None:
@@ -52,49 +54,49 @@ class AdapterSlots:
         """Least recently used first."""
         return tuple(self._loaded)
 
-    def wait(self, adapter: str, now: float) -> AdapterWait:
-        """For the adapter, of a request sent now."""
+    def wait(self, variant: str, now: float) -> VariantWait:
+        """For the variant, of a request sent now."""
         rest = self._ready_at - now if self._ready_at > now else 0.0
-        if adapter in self._loaded:
-            return AdapterWait(rest) if rest else LOADED
-        is_full = len(self._running) >= self.slots and adapter not in self._running
+        if variant in self._loaded:
+            return VariantWait(rest) if rest else LOADED
+        is_full = len(self._running) >= self.slots and variant not in self._running
         ahead = self._answer_s / self.slots if is_full else 0.0
-        return AdapterWait(rest + ahead + self.load_s, self.load_s)
+        return VariantWait(rest + ahead + self.load_s, self.load_s)
 
-    def on_sent(self, adapter: str, now: float) -> AdapterWait:
-        """A request for the adapter is sent."""
-        wait = self.wait(adapter, now)
-        self._running[adapter] += 1
-        self._use(adapter)
+    def on_sent(self, variant: str, now: float) -> VariantWait:
+        """A request for the variant is sent."""
+        wait = self.wait(variant, now)
+        self._running[variant] += 1
+        self._use(variant)
         if wait.load_s:
-            self._loading, self._ready_at = adapter, max(self._ready_at, now) + wait.load_s
+            self._loading, self._ready_at = variant, max(self._ready_at, now) + wait.load_s
         return wait
 
-    def on_ended(self, adapter: str, seconds: float) -> None:
-        """A request for the adapter has ended, so long after its sending."""
+    def on_ended(self, variant: str, seconds: float) -> None:
+        """A request for the variant has ended, so long after its sending."""
         self._answer_s += (seconds - self._answer_s) * WEIGHT
-        self._running[adapter] -= 1
-        if self._running[adapter] <= 0:
-            del self._running[adapter]
+        self._running[variant] -= 1
+        if self._running[variant] <= 0:
+            del self._running[variant]
 
-    def on_answer(self, adapter: str) -> None:
-        """The adapter answers."""
-        if adapter == self._loading:
+    def on_answer(self, variant: str) -> None:
+        """The variant answers."""
+        if variant == self._loading:
             self._ready_at = NEVER
-        if adapter in self.unknown:
-            self.unknown = {name: until for name, until in self.unknown.items() if name != adapter}
+        if variant in self.unknown:
+            self.unknown = {name: until for name, until in self.unknown.items() if name != variant}
 
     def learn(self, load_s: float) -> None:
         """A request waited for the load of its adapter for so long, s."""
         self.load_s += (min(max(load_s, 0.0), MAX_LOAD) - self.load_s) * WEIGHT
 
-    def on_unknown(self, adapter: str, now: float) -> None:
+    def on_unknown(self, variant: str, now: float) -> None:
         """The engine has refused the adapter's name."""
-        self._loaded.pop(adapter, None)
-        if adapter == self._loading:
+        self._loaded.pop(variant, None)
+        if variant == self._loading:
             self._ready_at = NEVER
         self.unknown = {name: until for name, until in self.unknown.items() if until > now}
-        self.unknown[adapter] = now + UNKNOWN
+        self.unknown[variant] = now + UNKNOWN
 
     def on_scrape(self, running: Collection[str], slots: int | None) -> None:
         """`running`: adapters of the engine's running requests."""

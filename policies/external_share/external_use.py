@@ -8,10 +8,11 @@ Rules:
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import deque
 from dataclasses import dataclass
+from typing import Protocol
 
-from policies.routes.route import External, Route
+from policies.route_hooks import Meter
 
 WINDOW = 60  # minutes; a minute counts as a whole until its end is this old
 
@@ -24,7 +25,17 @@ class MinuteOfUse:
     usd: float = 0.0
 
 
-class ExternalUse:
+class ExternalLimit(Protocol):
+    """As in the configuration of a route. None: no limit."""
+
+    @property
+    def share(self) -> float | None: ...
+
+    @property
+    def usd_per_hour(self) -> float | None: ...
+
+
+class ExternalUse(Meter):
     """Use of APIs by one route, by minute."""
 
     def __init__(self) -> None:
@@ -43,7 +54,7 @@ class ExternalUse:
         """Cost of an attempt beyond the expectation."""
         self._at(now).usd += more_usd
 
-    def allows(self, limit: External, usd: float, now: float) -> bool:
+    def allows(self, limit: ExternalLimit, usd: float, now: float) -> bool:
         """One more attempt of this cost keeps within the limit."""
         self._at(now)
         if limit.usd_per_hour is not None and sum(each.usd for each in self._minutes) + usd > limit.usd_per_hour:
@@ -59,19 +70,3 @@ class ExternalUse:
         if not self._minutes or self._minutes[-1].minute < minute:
             self._minutes.append(MinuteOfUse(minute))
         return self._minutes[-1]
-
-
-class ExternalUseByRoute:
-    """The use of each route with `limits.external`."""
-
-    def __init__(self) -> None:
-        self._uses = defaultdict[str, ExternalUse](ExternalUse)
-
-    def allows(self, route: Route, usd: float, now: float) -> bool:
-        """An attempt of this cost keeps within the limit of the route."""
-        limit = route.limits.external
-        return limit is None or self._uses[route.name].allows(limit, usd, now)
-
-    def of(self, route: Route) -> ExternalUse | None:
-        """None: the route has no limit."""
-        return None if route.limits.external is None else self._uses[route.name]

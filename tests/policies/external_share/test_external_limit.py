@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from policies.external_share.external_share import EXTERNAL_LIMIT
 from policies.fleet.fleet import AttemptReport
-from policies.types import AttemptOutcome, Placement, RejectionKind
+from policies.types import AttemptOutcome, Placement
 from tests.support.queue_fixture import API, ONE, QueueFixture
 
 pytestmark = pytest.mark.virtual_time
@@ -40,7 +41,7 @@ def test_usd_count_as_reported() -> None:
     queue.fleet.on_ended("first", AttemptOutcome.COMPLETED, queue.now, report)
     assert queue.enter("second", tiers=["api"], limits=limits) == ["second"]
     refused = queue.released["second"]
-    assert (refused.outcome, refused.cause) == (Placement.RATE_LIMITED, RejectionKind.EXTERNAL_LIMIT)
+    assert (refused.outcome, refused.cause) == (Placement.RATE_LIMITED, EXTERNAL_LIMIT)
     assert refused.retry_after > 0
 
 

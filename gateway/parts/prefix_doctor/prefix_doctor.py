@@ -13,12 +13,12 @@ from time import monotonic, time
 from typing import Any
 
 from gateway.api.inference_request import InferenceRequest
-from gateway.observe.part_notes import BREAK_COST, COMPOSITION, LINEAGE
+from gateway.observe.columns import Note
 from gateway.observe.record import Record, RequestOutcome
-from policies.prefix_doctor.break_class import BreakMark
-from policies.prefix_doctor.lineage import NOTICEABLE, Lineages, PrefixBreak, SentNow
+from policies.prefix_doctor.break_class import BEFORE, WINDOW, BreakMark, mark
+from policies.prefix_doctor.lineage import NOTICEABLE, Lineages, PrefixBreak, ReadBreakMark, SentNow
 from policies.prefix_doctor.prefix_ledger import NO_COST, NO_LINEAGE, BreakCost, LedgerEntry, PrefixLedger
-from policies.prefix_doctor.prompt_outline import PromptOutline, ReadBreakMark
+from policies.prompt_outline import Composition, PromptOutline
 from policies.types import Candidate, PoolEstimate, Price
 
 log = logging.getLogger("firsttoken")
@@ -28,6 +28,10 @@ MARKED = 2_000_000  # bytes of prompts whose windows are read in a second: up to
 PARTS = 4096  # messages: 3 us each, on the event loop
 PriceOf = Callable[[str], Price | None]  # by pool
 PrefillSeconds = Callable[[str, int, int], float]  # at an endpoint, of tokens behind so many cached ones
+
+COMPOSITION = Note[Composition | None](None)  # of the prompt, in tokens
+LINEAGE = Note(NO_LINEAGE)  # earlier prompt of the same conversation, continued or broken by this prompt
+BREAK_COST = Note(NO_COST)  # of the break in it
 
 
 class PrefixDoctor:
@@ -81,7 +85,7 @@ class PrefixDoctor:
             composition=composition,
             lineage=lineage,
             cost=cost,
-            repaired=record.asked.repaired,
+            repaired=record.asked.prompt_changes,
         )
         self._ledger.note(entry, monotonic())
 
@@ -100,7 +104,10 @@ class PrefixDoctor:
 
     def _bounded(self, outline: PromptOutline) -> ReadBreakMark:
         def read(part: int, start: int, block: int) -> BreakMark | None:
-            return outline.read_mark(part, start, block) if self._may_read(outline.parts[-1].size) else None
+            if not self._may_read(outline.parts[-1].size):
+                return None
+            found = outline.read_window(part, start, block, BEFORE, WINDOW)
+            return None if found is None else mark(found.text, found.tools)
 
         return read
 
