@@ -265,13 +265,12 @@ def events_of(data: bytes) -> list[bytes]:
     return [*events, data[start:]]
 
 
+_DATA_LINE = re.compile(rb"(?:\A|[\r\n])data: ?([^\r\n]*)")
+
+
 def data_of(event: bytes) -> bytes | None:
     """None: there is no data line."""
-    lines = [
-        line[5:].removeprefix(b" ")
-        for line in event.lstrip(b"\r\n").removeprefix(BOM).splitlines()
-        if line.startswith(b"data:")
-    ]
+    lines = _DATA_LINE.findall(event.lstrip(b"\r\n").removeprefix(BOM))
     return b"\n".join(lines) if lines else None
 
 
