@@ -153,7 +153,7 @@ class Proxy:
             timeline.identified(request_id_of(http.headers), operation, None)
             try:
                 tenant = self.reader.authorize(http)
-                timeline.authorized(tenant.name)
+                timeline.record.tenant = tenant.name
                 door = self.plans.door(self.runtime.current)
                 for enter in door.enter:
                     enter(http, tenant, timeline)
@@ -209,7 +209,7 @@ class Proxy:
         """HttpRequest -> InferenceRequest -> RoutedRequest; None: it is answered already. Raises ApiError."""
         http, timeline, reader = ask.http, ask.timeline, self.reader
         ask.tenant = tenant = reader.authorize(http)
-        timeline.authorized(tenant.name)
+        timeline.record.tenant = tenant.name
         door = self.reader.plans.door(ask.runtime)
         for enter in door.enter:
             enter(http, tenant, timeline)
@@ -242,7 +242,7 @@ class Proxy:
 
     async def decided(self, ask: Ask) -> Decision:
         """Wait in the queue; after a reload without a place yet, once more by the new route. Raises ApiError."""
-        entered_at = ask.timeline.mark
+        entered_at = ask.timeline.stamps[-1][1]
         decision = await self.place(ask, entered_at)
         while decision is None or (decision.chosen is None and ask.runtime is not self.runtime.current):
             ask.runtime = self.runtime.current

@@ -421,7 +421,7 @@ def read_times(times: EngineTimes, reported: Any) -> None:
     """
     if isinstance(reported, dict):
         for name, field in _TIMES:
-            milliseconds = reported.get(name)
+            milliseconds: Any = reported.get(name)
             if type(milliseconds) in (int, float) and 0 <= milliseconds <= MOST_MS:
                 setattr(times, field, milliseconds / 1e3)
         if times.prefill is not None:

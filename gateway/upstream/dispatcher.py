@@ -61,6 +61,13 @@ class WorkQueue:
         self._work()
 
 
+class HedgeBudgets(dict[tuple[str, float], HedgeBudget]):
+    """By name and hedged share of the route, each made when it is asked for first."""
+
+    def __missing__(self, key: tuple[str, float]) -> HedgeBudget:
+        return self.setdefault(key, HedgeBudget(key[1]))
+
+
 class Carrier(Protocol):
     """Carries out the request of an attempt."""
 
@@ -84,7 +91,7 @@ class Dispatcher:
         self.saturated = saturated  # True: a hedge would take another request's place
         self.waker = Waker(fleet)
         self.operations = OperationFit()
-        self.hedges: dict[tuple[str, float], HedgeBudget] = {}  # by name and share of the route
+        self.hedges = HedgeBudgets()
         self.obstacles = StreamObstacles()  # to the putting together of whole answers
         self.reports = DisbelievedReports()
         self.losses = WorkQueue()  # an engine that dies or hangs loses many streams at a time
@@ -95,13 +102,8 @@ class Dispatcher:
     def reload(self, routes: Iterable[Route]) -> None:
         """Keep the hedge budgets of routes with an unchanged share."""
         known = {(route.name, route.hedge_share) for route in routes}
-        self.hedges = {key: budget for key, budget in self.hedges.items() if key in known}
-
-    def hedges_of(self, route: Route) -> HedgeBudget:
-        key = route.name, route.hedge_share
-        if key not in self.hedges:
-            self.hedges[key] = HedgeBudget(route.hedge_share)
-        return self.hedges[key]
+        for key in self.hedges.keys() - known:
+            del self.hedges[key]
 
     def run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)

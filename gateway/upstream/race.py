@@ -69,7 +69,7 @@ class Race(Wire):
         self._rest: Rest | None = None  # rest of a broken answer, asked of further attempts
         self._continues: Rest | None = None  # rest written by the winner
         self._outlier = ""  # endpoint whose refusal awaits confirmation by another endpoint
-        hedges, limits = dispatcher.hedges_of(routed.route), routed.limits
+        hedges, limits = dispatcher.hedges[routed.route.name, routed.route.hedge_share], routed.limits
         limits.recovers = self._recovery is not None
         self._machine = AttemptMachine(routed.decision, limits, dispatcher.retries, hedges, self, now=monotonic())
         self.answer = Answer(routed, relay, self.attempts, asyncio.get_running_loop().create_future())

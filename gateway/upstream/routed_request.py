@@ -197,7 +197,9 @@ class RoutedRequest:
         """`recovers`: any pool of the decision may write the rest of the answer."""
         pools = self.decision.pools if recovers and self.masked_pools else (endpoint,)
         masked = bool(self.masked_pools) and any(each.pool in self.masked_pools for each in pools)
-        return Rewriting(self._rewritten_answer(endpoint, masked), upstream.backend.secret, masked)
+        is_changed = masked or self.rewrite is not None or endpoint.pool in self.request.translated
+        answer = self._rewritten_answer(endpoint, masked) if is_changed else None
+        return Rewriting(answer, upstream.backend.secret, masked)
 
     def _rewritten_answer(self, endpoint: Endpoint, masked: bool) -> RewrittenAnswer | None:
         translated = self.request.translated.get(endpoint.pool)

@@ -305,18 +305,19 @@ async def test_a_hedge_is_taken_only_when_it_is_sent() -> None:
     async with Fleet([STREAM_HEAD, HANG], limit=0.1) as fleet:
         hedging: dict[str, Any] = {"hedge": {"max_extra": 1.0}}
         await fleet.refused(**hedging)
-        assert fleet.dispatcher.hedges_of(route(**hedging)).try_take()
-        assert not fleet.dispatcher.hedges_of(route(**hedging)).try_take()
+        hedged = route(**hedging)
+        assert fleet.dispatcher.hedges[hedged.name, hedged.hedge_share].try_take()
+        assert not fleet.dispatcher.hedges[hedged.name, hedged.hedge_share].try_take()
 
 
 async def test_a_reload_keeps_the_hedge_budget_of_a_route_whose_share_is_unchanged() -> None:
     """A changed share or a removed route starts an empty budget."""
     async with Fleet(OK) as fleet:
         kept, changed, dropped = (route(name, hedge={"max_extra": 0.5}) for name in ("kept", "changed", "dropped"))
-        before = [fleet.dispatcher.hedges_of(each) for each in (kept, changed, dropped)]
+        before = [fleet.dispatcher.hedges[each.name, each.hedge_share] for each in (kept, changed, dropped)]
         after = route("changed", hedge={"max_extra": 0.25})
         fleet.dispatcher.reload([kept, after])
-        found = [fleet.dispatcher.hedges_of(each) for each in (kept, after, dropped)]
+        found = [fleet.dispatcher.hedges[each.name, each.hedge_share] for each in (kept, after, dropped)]
         assert [one is other for one, other in zip(before, found, strict=True)] == [True, False, False]
 
 
