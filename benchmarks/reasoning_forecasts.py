@@ -13,7 +13,7 @@ from math import exp, log
 from random import Random
 from statistics import NormalDist, mean
 
-from policies.attempts.pending_attempt import abandon_at, leave_by, patience_until
+from policies.attempts.patience import abandon_at, leave_by, patience_until
 from policies.latency.answer_lengths import AnswerLengths
 from policies.latency.api_predictor import ApiPredictor
 from policies.latency.online_learning import PRIOR

@@ -34,11 +34,10 @@ from gateway.request_reader import RequestReader
 from gateway.runtime import RuntimeHolder
 from gateway.scheduler import QueueTimeout, RequestQueue
 from gateway.strict_json import encode
+from gateway.upstream.answer import Relay
 from gateway.upstream.dispatcher import Dispatcher
 from gateway.upstream.race import Race
-from gateway.upstream.relay import Relay
-from gateway.upstream.routed_request import RoutedRequest
-from gateway.upstream.upstream import Upstream
+from gateway.upstream.routed_request import RoutedRequest, Upstream
 from policies.routes.route import Route
 from policies.types import Decision, Placement
 

@@ -31,7 +31,7 @@ from gateway.fleet import endpoint_poll
 from gateway.observe import logs, recorder
 from gateway.observe.metrics.metric_table import CATALOG
 from gateway.observe.otel import telemetry
-from gateway.upstream import relay
+from gateway.upstream import answer
 from gateway.upstream.routed_request import WHOLE_ANSWER
 from lab.commands import add_commands
 from policies.attempts.candidate_walk import MAX_DEATHS
@@ -281,7 +281,7 @@ LIMITS = [  # start of the line on the page, and the text of the limit
     ("| head of a request", f"{limits.MAX_HEADERS} headers"),
     ("| nesting of a body", f"{strict_json.MAX_DEPTH} levels"),
     ("| caller that does not read", f"paused at {http_server.HIGH_WATER // 1024} KiB"),
-    ("| caller that does not read", f"cut after {relay.STALL:g} s"),
+    ("| caller that does not read", f"cut after {answer.STALL:g} s"),
     ("| idle connection of a caller", f"{TIMEOUTS.idle:g} s"),
     ("| idle connection to an endpoint", f"{runtime.IDLE:g} s"),
     ("| `retry-after` of a shed request", f"{decide.SHORTEST_WAIT:g} to {decide.LONGEST_WAIT:g} s"),

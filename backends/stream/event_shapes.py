@@ -108,7 +108,7 @@ _other_output = attrgetter(*(name for name in DeltaShape.__struct_fields__ if na
 
 
 def outputs(delta: DeltaShape) -> tuple[bool, bool]:
-    """Whether the delta has output of the answer, and of reasoning."""
+    """Tells whether the delta has output of the answer, and of reasoning."""
     if isinstance(delta.content, str | None) and not any(_other_output(delta)):  # nearly every delta
         return bool(delta.content), False
     return _answers(delta), _reasons(delta)

@@ -23,10 +23,10 @@ from gateway.api.operation_fit import fitted_members
 from gateway.downstream.http_request import HttpRequest
 from gateway.observe.timeline import RequestTimeline
 from gateway.runtime import Runtime
+from gateway.upstream.answer import Relay
 from gateway.upstream.answer_hooks import Judge, Mend, Recover
 from gateway.upstream.race import Race
-from gateway.upstream.relay import Relay
-from gateway.upstream.upstream import Upstream
+from gateway.upstream.routed_request import Upstream
 from policies.routes.route import Route
 from policies.types import Decision, PromptEstimate
 

@@ -21,15 +21,13 @@ from backends.interface import Failure, FailureKind
 from gateway.observe.part_notes import SHORTCOMING
 from gateway.observe.record import RequestOutcome, Stage
 from gateway.refusals import refusal_of
-from gateway.upstream.answer import Answer, whole_reply
+from gateway.upstream.answer import Answer, Relay, whole_reply
 from gateway.upstream.answer_hooks import NO_ANSWER_HOOKS, AnswerHooks, Recovery, Remedy, Rest
 from gateway.upstream.attempt import BrokenOff, Milestone, WireAttempt, WireEvent, WireState
 from gateway.upstream.attempt_records import note_won, record_lost, record_winner
 from gateway.upstream.attempt_sinks import AnswerSink, AttemptSink, WholeAnswerSink
 from gateway.upstream.dispatcher import Dispatcher
-from gateway.upstream.relay import Relay
-from gateway.upstream.routed_request import RoutedRequest
-from gateway.upstream.upstream import EVERYWHERE
+from gateway.upstream.routed_request import EVERYWHERE, RoutedRequest
 from policies.attempts.attempt_machine import AttemptMachine
 from policies.attempts.wire import Failed, Progress, Wire
 from policies.blame.blame import BLAME, Blame, Elsewhere

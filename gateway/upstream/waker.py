@@ -14,7 +14,7 @@ from time import monotonic
 
 from backends.failures import NOT_WOKEN, TransportError
 from backends.interface import Failure
-from gateway.upstream.upstream import Upstream
+from gateway.upstream.routed_request import Upstream
 from policies.fleet.fleet import Fleet
 
 log = logging.getLogger("firsttoken")

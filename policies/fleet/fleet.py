@@ -26,8 +26,7 @@ from policies.fleet.circuit_breaker import CircuitBreaker
 from policies.fleet.departed import DepartedEndpoints, restore_all, restore_limits
 from policies.fleet.endpoint_state import EndpointState
 from policies.fleet.engine_load import EngineLoad
-from policies.fleet.fleet_reader import FleetReader
-from policies.fleet.fleet_views import FleetViews
+from policies.fleet.fleet_reader import FleetReader, FleetViews
 from policies.fleet.in_flight_attempt import AttemptReport, InFlightAttempt
 from policies.fleet.network_path import NetworkPath
 from policies.fleet.observations import BATCH, AnswerObservation, FirstTokenObservation, Observation, learn_silence

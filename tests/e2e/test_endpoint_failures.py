@@ -215,7 +215,7 @@ async def test_a_whole_answer_that_an_engine_has_lost_is_asked_of_another(
     answers_later: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The engine answers what was sent later. Without that, silence says nothing of an answer that is not streamed."""
-    monkeypatch.setattr("policies.attempts.pending_attempt.LEAST_OVERTAKEN", 0.4)
+    monkeypatch.setattr("policies.attempts.patience.LEAST_OVERTAKEN", 0.4)
     async with engines(2) as both, running({"both": engine_pool(*both)}, ROUTE) as gateway:
         for i in range(LESSONS):  # both have a forecast that is no guess
             await stream(gateway, messages=[{"role": "user", "content": f"{i} hello"}])

@@ -21,7 +21,7 @@ import pytest
 from gateway.observe.logs import unhandled
 from gateway.observe.record import RequestOutcome
 from gateway.proxy import Proxy
-from gateway.upstream.relay import Relay
+from gateway.upstream.answer import Relay
 from tests.support.builders import Caller, calling, get, last, post
 from tests.support.canaries import (
     ANSWER,

@@ -30,7 +30,7 @@ from gateway.tokenize.prompt import prompt_of
 from gateway.tokenize.prompt_reader import PromptText
 from gateway.upstream.attempt import WireAttempt
 from gateway.upstream.race import Race
-from gateway.upstream.upstream import EVERYWHERE, Upstream
+from gateway.upstream.routed_request import EVERYWHERE, Upstream
 from gateway.wiring import Core
 from policies.prefix_cache.warm_up import (
     CONCURRENCY,
