@@ -105,7 +105,7 @@ class Decider:
 
     async def _read(self, text: PromptText, expected_output: int) -> PromptEstimate:
         if text.prompt.effort <= LARGE:
-            return self.estimator.estimate(text, expected_output)
+            return self.estimator.read(self.estimator.recognise(text), text, expected_output)
         places = self.estimator.recognise(text)
         left = self.estimator.unread(places, text)
         return await self.off_loop(left, self.estimator.read, places, text, expected_output)

@@ -272,7 +272,7 @@ class Proxy:
             limit_is_meant=config.first_token_is_meant,
             limits_are_meant=config.first_tokens_are_meant,
             model=ask.named.model,
-            servers=ask.runtime.servers(ask.named.model),
+            servers=ask.plan.servers if not ask.named.model else ask.runtime.servers(ask.named.model),
             cache_group=ask.tenant.cache_group,
             path=ask.http.path,
             masked_pools=current.masked_pools,

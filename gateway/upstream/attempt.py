@@ -204,7 +204,7 @@ class WireAttempt:
         found = self.held.feed(data)
         if isinstance(found, Failure):
             return self.fail(found)
-        if self.held.is_full:  # an error of any length: nothing further is read
+        if not self.is_success and self.held.is_full:  # an error of any length: nothing further is read
             return self._refused()
         return self._first_token(now) if found else None
 

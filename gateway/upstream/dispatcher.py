@@ -87,7 +87,7 @@ class Dispatcher:
     ) -> None:
         self.fleet = fleet
         self.retries = retries
-        self.on_dispatched = on_dispatched  # called once the fleet counts an attempt, and at the end
+        self.on_dispatched = on_dispatched  # called once the fleet counts an attempt, or at an end without any
         self.saturated = saturated  # True: a hedge would take another request's place
         self.waker = Waker(fleet)
         self.operations = OperationFit()

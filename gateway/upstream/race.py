@@ -94,7 +94,8 @@ class Race(Wire):
             self._machine.client_gone()
         del self._machine
         self._timer.cancel()
-        self.dispatcher.on_dispatched(self.routed.request)
+        if not self.attempts:
+            self.dispatcher.on_dispatched(self.routed.request)
         self.relay.release()
         for wire in self.attempts.values():
             if wire.state is not WireState.OVER:
@@ -348,19 +349,17 @@ class Race(Wire):
             self.answer.break_off(BrokenOff(NOT_READ))
 
     def _on_first_token(self, wire: WireAttempt) -> None:
-        if isinstance(first := self._start(wire), Failure):
+        if self._rest is not None:
+            first = self._rest.hear(wire.held.take())
+        else:
+            first = self.answer.start(wire, () if self._recovery is None else (self._recovery.link(),))
+        if isinstance(first, Failure):
             self._on_failed(wire, wire.fail(first))
             return
-        self._first = first
+        self._first = first  # bytes for the caller
         self._machine.first_token(wire.attempt.number, monotonic())
         if wire.stream and wire.times.first_in is not None:  # after the write to the caller
             self.dispatcher.fleet.on_first_token(wire, wire.times.first_in)
-
-    def _start(self, wire: WireAttempt) -> bytes | Failure:
-        """Build the answer, or read the beginning of its rest; the first bytes for the caller."""
-        if self._rest is not None:
-            return self._rest.hear(wire.held.take())
-        return self.answer.start(wire, () if self._recovery is None else (self._recovery.link(),))
 
     def _on_whole(self, wire: WireAttempt) -> None:
         """Rewrite a whole answer. An answer that cannot be rewritten is a failure."""

@@ -295,7 +295,7 @@ class Fleet:
         else:
             self._judge(attempt, key, outcome, now, report)
         pool = self._pools.get(state.pool.name)
-        if pool is not None and pool.uncounted:
+        if pool is not None and pool.uncounted and state.interference.counted_answers:
             pool.share_tokens_per_event(state)
         if not former:
             self._note_end(attempt, key, outcome, now, report)
@@ -359,7 +359,8 @@ class Fleet:
             state = observation.attempt.state
             pool = self._pools.get(state.pool.name)
             moved[state] = None
-            if observation.learn(None if pool is None else pool.scale) and pool is not None:
+            is_sample = observation.learn(None if pool is None else pool.scale)
+            if is_sample and pool is not None and (pool.learners or observation.at >= pool.fades_at):
                 moved.update(dict.fromkeys(pool.teach(state, observation.at)))
         for state in moved:
             self._touch(state)

@@ -56,9 +56,10 @@ TRIED = 3  # requests in progress at an endpoint of unknown pace, above which ot
 def weigh(found: CandidateSet) -> None:
     """Set the value of each candidate."""
     places, step, soon, target = in_order(found), 1 - found.target, soon_per_s(found), found.target
-    pace = _pace(found, places[0]) if len(places) > 1 else None
+    pace, weighs_total = _pace(found, places[0]) if len(places) > 1 else None, found.queued.weighs_total
     for place, tier in enumerate(places):
-        _keep(found, tier, pace)
+        if pace is not None or weighs_total:
+            _keep(found, tier, pace)
         hits = [each.hit for each in tier]
         most = max(hits)
         per_token = 0.0 if most == min(hits) else ENGINE * _fastest_prefill(tier)
