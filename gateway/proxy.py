@@ -21,7 +21,6 @@ from gateway.api.paths import MODEL, MODELS, canonical
 from gateway.api.request_headers import request_id_of
 from gateway.api.same_origin import ASKED_METHOD
 from gateway.core.hooks import Ask, Hooked, Plans, SidePath, SocketPath
-from gateway.decider import Decider
 from gateway.downstream.answer_headers import gateway_headers
 from gateway.downstream.http_request import HttpRequest
 from gateway.downstream.limits import SMALL_BODY
@@ -30,7 +29,7 @@ from gateway.observe.recorder import Recorder
 from gateway.observe.timeline import RequestTimeline
 from gateway.observe.trace_context import Tracer
 from gateway.refusals import not_found, origin_refused, outcome_of, reject_unplaced, wrong_method
-from gateway.request_reader import RequestReader
+from gateway.request_steps import Decider, RequestReader
 from gateway.runtime import RuntimeHolder
 from gateway.scheduler import QueueTimeout, RequestQueue
 from gateway.strict_json import encode

@@ -29,8 +29,14 @@ from policies.fleet.engine_load import EngineLoad
 from policies.fleet.fleet_reader import FleetReader, FleetViews
 from policies.fleet.in_flight_attempt import AttemptReport, InFlightAttempt
 from policies.fleet.network_path import NetworkPath
-from policies.fleet.observations import BATCH, AnswerObservation, FirstTokenObservation, Observation, learn_silence
-from policies.fleet.pauses import Pauses
+from policies.fleet.observations import (
+    BATCH,
+    AnswerObservation,
+    FirstTokenObservation,
+    Observation,
+    Pauses,
+    learn_silence,
+)
 from policies.fleet.peers import NO_LOAD, PeerLink, PeerLoad
 from policies.fleet.pool_state import PoolState, share_predictors
 from policies.latency.answer_lengths import AnswerLengths

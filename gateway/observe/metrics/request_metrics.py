@@ -31,7 +31,7 @@ from gateway.observe.part_notes import (
 )
 from gateway.observe.record import STAGE_NAMES, AttemptRecord, Record, RequestOutcome, goodput_met
 from policies.diagnosis.diagnosis_report import Diagnosis
-from policies.fleet.pauses import PAUSE
+from policies.fleet.observations import PAUSE
 from policies.prefix_doctor.lineage import Lineage
 from policies.prefix_doctor.prompt_outline import PARTS, Composition
 from policies.routes.route import Route
