@@ -168,7 +168,7 @@ def queued_request(
         *(id(request), request, estimate, route, sequence),
         tenant=tenant.name,
         weight=tenant.weight,
-        reasoning=lengths.expected_reasoning(route, effort, now) if request.stream else None,
+        reasoning=lengths.expected_reasoning(route, effort, now) if request.stream and route.promises_answer else None,
         answer_tokens=tokens,
         decode_s=fleet.view.decode_seconds(route, tokens),
     )

@@ -177,7 +177,9 @@ class Answer:
         events."""
         self._filters = self._base = tuple(filters)
         self._translator, self._tap = translator, tap
-        self.only, self._removes_junk = _without_interest_in_tokens(filters), False
+        only = filters[0] if len(filters) == 1 else None
+        self.only = only if isinstance(only, WholeEvents) and type(only) in (WholeEvents, UsageStripper) else None
+        self._removes_junk = False
 
     def begin(self, wire: WireAttempt, first: bytes) -> None:
         """The attempt has won: write the first bytes, unless the answer is written at its end."""
@@ -378,11 +380,6 @@ def _chain(
     if rewriting.masks_counts:
         filters.append(CachedCountMasker())
     return filters, translator if isinstance(translator, StreamTranslator) else None
-
-
-def _without_interest_in_tokens(filters: Sequence[Rewriter]) -> WholeEvents | None:
-    only = filters[0] if len(filters) == 1 else None
-    return only if isinstance(only, WholeEvents) and type(only) in (WholeEvents, UsageStripper) else None
 
 
 def whole_reply(rewriting: Rewriting, reply: bytes) -> bytes | Failure:
