@@ -170,7 +170,7 @@ def queued_request(
         weight=tenant.weight,
         reasoning=lengths.expected_reasoning(route, effort, now) if request.stream and route.promises_answer else None,
         answer_tokens=tokens,
-        decode_s=fleet.view.decode_seconds(route, tokens),
+        decode_s=fleet.view.decode_seconds(route, tokens) if tokens else 0.0,
     )
 
 

@@ -341,7 +341,7 @@ class RequestTimeline:
     def finished(self, end: RequestOutcome, at: float, error: str = "") -> None:
         """The last byte is out, or nothing more will be."""
         record = self.record
-        record.prefix = landmarks(self._blocks)
+        record.prefix = landmarks(self._blocks) if self._blocks.hashes else ()
         if record.ttft is not None:
             self.stamps.append((STREAM, at))
         else:

@@ -173,7 +173,7 @@ class FleetReader:
     def decode_seconds(self, route: Route, tokens: Quantiles) -> float:
         """Expected from the first token to the last of an answer alone on the fastest engine of a route that promises
         `total` alone; 0: not known, or another route."""
-        if not tokens or route.ttft is not None or route.total is None:
+        if route.ttft is not None or route.total is None:
             return 0.0
         known = [alone for pool in route.pools if (alone := self.tpot_alone(pool)) is not None]
         return tokens[MEDIAN] * min(known, default=0.0)
