@@ -128,6 +128,7 @@ class Facts:
     shutdown: str = ""  # YYYY-MM-DD, or "gone"
     routed_to: str = ""  # the model that answers after the shutdown
     ttft: Mapping[str, float] | None = None  # prior, s, by class of effort; `""`: of all others
+    speeds: Mapping[str, float] | None = None  # factors of the prices, by speeds sold; None: not known
     size: float | None = None  # order among the models of an API: larger is larger
 
 
