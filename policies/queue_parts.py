@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from policies.batch.batch_work import Batch
+from policies.fair_share.fair_share import FairShare
 from policies.queue.queue_part import QueuePart
-from policies.tenant_use import FairShare
 
 
 def queue_parts() -> tuple[QueuePart, ...]:

@@ -9,9 +9,9 @@ from gateway.admin.admin_views import explain
 from gateway.cli.explain import decision_table
 from gateway.strict_json import encode
 from policies.batch.batch_work import VALLEY
+from policies.fair_share.fair_share import SHARE
 from policies.fleet.beliefs import Belief
 from policies.queue.queued_request import Hold, HoldRule
-from policies.tenant_use import SHARE
 from policies.types import (
     FOREVER,
     QUANTILES,

@@ -21,10 +21,10 @@ from policies.batch.batch_work import (
     Batch,
     BatchWork,
 )
+from policies.fair_share.fair_share import FairShare
 from policies.latency.tpot import STALL_GRID
 from policies.queue.queue_scheduler import QueueScheduler
 from policies.queue.queued_request import QueuedRequest
-from policies.tenant_use import FairShare
 from policies.types import Candidate, Forecast, Load, PoolEstimate, PromptEstimate, RequestView
 from tests.support.queue_fixture import API, LARGE, ONE, PROMPT, START, TWO, QueueFixture, route
 
