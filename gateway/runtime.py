@@ -34,7 +34,7 @@ from gateway.observe.metrics.request_metrics import ServedLabels
 from gateway.tokenize.media import family_of
 from gateway.tokenize.prompt_reader import TokenizerConfig
 from gateway.tokenize.tokenizers import encoder
-from gateway.upstream.upstream import Upstream
+from gateway.upstream.routed_request import Upstream
 from policies.routes.route import Route
 from policies.types import Pool, Price
 

@@ -14,7 +14,6 @@ from gateway.config.endpoint_section import Discovered
 from gateway.config.models import Config
 from gateway.core.part import Part
 from gateway.data_port import DataPort
-from gateway.decider import Decider
 from gateway.downstream.limits import Intake
 from gateway.fleet.endpoint_poll import PollTarget
 from gateway.fleet.monitor import Monitor
@@ -24,7 +23,7 @@ from gateway.observe.metrics.series import histogram
 from gateway.observe.record_columns import RECORD
 from gateway.observe.recorder import Recorder
 from gateway.proxy import Proxy
-from gateway.request_reader import RequestReader
+from gateway.request_steps import Decider, RequestReader
 from gateway.runtime import Runtime, RuntimeHolder, build_runtime, build_warm_runtime, tokenizers
 from gateway.scheduler import RequestQueue
 from gateway.server_certificate import ServerCertificate

@@ -474,7 +474,7 @@ class Candidate:
     price: float  # expected USD
     load: Load = field(default_factory=Load)  # before this request
     blocks: PrefixBlocks = field(default_factory=PrefixBlocks, compare=False, repr=False)  # of the prompt
-    value: float = 0.0  # good requests (`policies.routing.value`); of a baseline's scorer, less its score
+    value: float = 0.0  # good requests (`policies.routing.ranking`); of a baseline's scorer, less its score
     kept: float = 1.0  # chance, once the first token is in time, to keep the TPOT and the total of the route
     place: int = 0  # of the tier in the order of preference
     engine: float = 0.0  # good requests, for the engine time

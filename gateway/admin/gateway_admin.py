@@ -40,12 +40,12 @@ from gateway.api.api_error import ApiError, bad_request
 from gateway.api.inference_request import KEY_HEADERS, InferenceRequest
 from gateway.api.operation_fit import OperationFit
 from gateway.config.models import Config, Key
-from gateway.decider import Decider
 from gateway.observe.metrics.scrape_collectors import Registry, counts_in_place, route_stats
 from gateway.observe.metrics.series import Histogram
 from gateway.observe.part_notes import ON_SCREEN
 from gateway.observe.recorder import Recorder
 from gateway.observe.windows.history_keeper import HistoryKeeper
+from gateway.request_steps import Decider
 from gateway.runtime import Runtime, RuntimeHolder
 from gateway.scheduler import RequestQueue
 from gateway.strict_json import BadJson, decode, encode

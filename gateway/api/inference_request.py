@@ -101,7 +101,7 @@ def _parse_chat(raw: bytes, key: int) -> ParsedBody:
         raise ValueError("no messages")
     parameters = _known_parameters(rest, key)
     digests = list(map(hash, map(bytes, messages)))
-    keys = [digest ^ key for digest in digests]
+    keys = [*map(key.__xor__, digests)]
     flags = _messages.get_all(keys)
     decoded = _decode_new(messages, keys, flags) if None in flags else {}
     sources = messages

@@ -75,14 +75,14 @@ class OperationFit:
         as the caller has sent it."""
         if members is None or self.lacking or not members.isdisjoint(request.body):
             return False
-        return not self._has_state(request, written)
+        return not (request.has_turn_state or self.holds_state(request.operation, written))
 
     def work(
         self, request: InferenceRequest, route: Route, servers: Servers, written: bytes
     ) -> Callable[[], None] | None:
         """The fit of a request, which may take long; None: every pool gets the body as it is. `written`: the body as
         the caller has sent it."""
-        has_state = self._has_state(request, written)
+        has_state = request.has_turn_state or self.holds_state(request.operation, written)
         is_native = not self.lacking and all(request.operation in servers.native[pool] for pool in route.pools)
         if is_native and not has_state and not self.concerns(request, route, servers):
             return None
@@ -91,9 +91,6 @@ class OperationFit:
     def concerns(self, request: InferenceRequest, route: Route, servers: Servers) -> bool:
         """True where a pool that speaks the request's dialect may need another body."""
         return self.bodies.concerns(request, [servers.facts(pool) for pool in route.pools], _author(route))
-
-    def _has_state(self, request: InferenceRequest, written: bytes) -> bool:
-        return request.has_turn_state or self.holds_state(request.operation, written)
 
     def holds_state(self, operation: Operation, body: bytes) -> bool:
         """The history has state that a provider has tied to a turn, as far as the gateway knows its maker."""

@@ -27,8 +27,8 @@ from gateway.cli.tables import aligned, printable, shortened, wrapped
 from gateway.config.config_errors import ConfigError, file_errors
 from gateway.config.loading import load
 from gateway.config.models import Config
-from gateway.decider import Decider
 from gateway.part_list import CONFIG
+from gateway.request_steps import Decider
 from gateway.runtime import build_runtime, routes_of, tokenizers
 from gateway.strict_json import BadJson, decode, encode
 from gateway.tokenize.estimator import Estimator

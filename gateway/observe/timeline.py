@@ -79,11 +79,6 @@ class RequestTimeline:
         self._is_queued = False  # the queue stage is closed
         self._lag = lag
 
-    @property
-    def mark(self) -> float:
-        """End of the last closed stage, the start of the next."""
-        return max(self._mark, self.stamps[-1][1]) if self.stamps else self._mark
-
     def end_stage(self, stage: Stage) -> None:
         """Close `stage` now."""
         self.stamps.append((stage, monotonic()))
@@ -119,9 +114,6 @@ class RequestTimeline:
         record.trace = trace
         if trace is not None:
             record.trace_id = trace.id
-
-    def authorized(self, tenant: str) -> None:
-        self.record.tenant = tenant
 
     def routed(self, request: InferenceRequest, route: Route) -> None:
         """Note what was asked, and the budgets. Labels come from the configuration only: no caller can create a metric
@@ -348,7 +340,7 @@ class RequestTimeline:
     def finished(self, end: RequestOutcome, at: float, error: str = "") -> None:
         """The last byte is out, or nothing more will be."""
         record = self.record
-        record.prefix = landmarks(self._blocks)
+        record.prefix = landmarks(self._blocks) if self._blocks.hashes else ()
         if record.ttft is not None:
             self.stamps.append((STREAM, at))
         else:

@@ -1,4 +1,7 @@
-"""A request with route and decision. Builds the backend request of each attempt, and attempt limits."""
+"""A request with route and decision. Builds the backend request of each attempt, and attempt limits.
+
+Connections, dialect and configured values of an endpoint.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from backends.http.connection_pool import ConnectionPool
 from backends.interface import Backend, BackendRequest, Operation
 from backends.stream.redaction import Rewriter
 from backends.translation.masked_messages import MASKED_MESSAGES
@@ -15,10 +19,26 @@ from gateway.api.inference_request import InferenceRequest
 from gateway.api.operation_fit import NO_SERVERS, Servers
 from gateway.api.request_headers import new_request_id
 from gateway.observe.timeline import RequestTimeline
-from gateway.upstream.upstream import Upstream
 from policies.attempts.wire import AttemptLimits
 from policies.routes.route import Route
-from policies.types import FOREVER, Attempt, Decision, Endpoint, PromptEstimate
+from policies.types import FOREVER, Attempt, Decision, Endpoint, Price, PromptEstimate
+
+EVERYWHERE = (Operation.CHAT, Operation.COMPLETION)  # served by every backend: a 404 is the server's fault
+
+
+@dataclass(frozen=True, slots=True)
+class Upstream:
+    """Connections to an endpoint, and the dialect of the server."""
+
+    connections: ConnectionPool
+    backend: Backend
+    model: str
+    pool: str = ""
+    kv_events: bool = False  # the engine publishes cache events, in which the session id names the request
+    priority: bool = False  # the engine schedules by priority
+    traced: bool = True  # the endpoint gets the trace context, with tracing on
+    price: Price = field(default_factory=Price)
+
 
 WHOLE_ANSWER = 600.0  # s for an answer without streaming: the SDKs' own default timeout
 NO_DEADLINE = 2**53 - 1  # ms; after every deadline, and exact where JSON numbers are doubles
@@ -197,7 +217,9 @@ class RoutedRequest:
         """`recovers`: any pool of the decision may write the rest of the answer."""
         pools = self.decision.pools if recovers and self.masked_pools else (endpoint,)
         masked = bool(self.masked_pools) and any(each.pool in self.masked_pools for each in pools)
-        return Rewriting(self._rewritten_answer(endpoint, masked), upstream.backend.secret, masked)
+        is_changed = masked or self.rewrite is not None or endpoint.pool in self.request.translated
+        answer = self._rewritten_answer(endpoint, masked) if is_changed else None
+        return Rewriting(answer, upstream.backend.secret, masked)
 
     def _rewritten_answer(self, endpoint: Endpoint, masked: bool) -> RewrittenAnswer | None:
         translated = self.request.translated.get(endpoint.pool)

@@ -211,7 +211,7 @@ class SimGateway:
             tenant=tenant,
             weight=weight,
             answer_tokens=tokens,
-            decode_s=self.fleet.view.decode_seconds(route, tokens),
+            decode_s=self.fleet.view.decode_seconds(route, tokens) if tokens else 0.0,
         )
         self.queue.enter(queued)
         self.dispatch_queued()

@@ -21,7 +21,7 @@ Rules:
 - With no candidate left, the failed endpoint is retried once after a lost connection, or after an overload if the pool
   has no other endpoint: after the requested wait, and only if the wait ends before the deadline. Not if the same
   failure would follow (`Blame.again`).
-- A silent attempt is raced or abandoned (`policies.attempts.pending_attempt`), in any case at `limit_at`.
+- A silent attempt is raced or abandoned (`policies.attempts.patience`), in any case at `limit_at`.
 - A whole answer with an objection is kept while another pool is asked, once. The caller gets the kept answer if no
   other arrives.
 - An endpoint whose stream could not be assembled is retried unstreamed at once, in addition to other attempts: the
@@ -29,7 +29,7 @@ Rules:
   unstreamed retry follows if no other endpoint is left.
 - An endpoint that refused the form of a request, not its content, is likewise retried with another form.
 - An attempt at an endpoint found dead is abandoned for the next candidate, if any.
-- A silent committed stream is checked, and possibly abandoned (`policies.attempts.committed_stream`).
+- A silent committed stream is checked, and possibly abandoned (`policies.attempts.patience`).
 - If nothing of the answer was written, a failure is handled as before the commit. Otherwise endpoints without a failure
   in this request race to continue the answer.
 - Events about ended attempts, and all events after the end, have no effect.
@@ -43,11 +43,16 @@ from dataclasses import replace
 from enum import Enum
 
 from policies.attempts.budgets import HedgeBudget, RequestBudgets, RetryBudget
-from policies.attempts.candidate_walk import CandidateWalk
-from policies.attempts.committed_stream import idle_of, is_late, next_look
-from policies.attempts.first_token_limits import first_token_limit
-from policies.attempts.pending_attempt import PendingAttempt, SilenceFinding, SilenceLook
-from policies.attempts.retry_rules import BACKOFF, is_charged, is_lost, pools_alike, wait_before_retry
+from policies.attempts.candidate_walk import (
+    BACKOFF,
+    CandidateWalk,
+    first_token_limit,
+    is_charged,
+    is_lost,
+    pools_alike,
+    wait_before_retry,
+)
+from policies.attempts.patience import PendingAttempt, SilenceFinding, SilenceLook, idle_of, is_late, next_look
 from policies.attempts.wire import AttemptLimits, Failed, Wire
 from policies.blame.blame import Blame
 from policies.types import FOREVER, Attempt, AttemptKind, AttemptOutcome, Candidate, Decision, Placement

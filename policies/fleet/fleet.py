@@ -26,12 +26,17 @@ from policies.fleet.circuit_breaker import CircuitBreaker
 from policies.fleet.departed import DepartedEndpoints, restore_all, restore_limits
 from policies.fleet.endpoint_state import EndpointState
 from policies.fleet.engine_load import EngineLoad
-from policies.fleet.fleet_reader import FleetReader
-from policies.fleet.fleet_views import FleetViews
+from policies.fleet.fleet_reader import FleetReader, FleetViews
 from policies.fleet.in_flight_attempt import AttemptReport, InFlightAttempt
 from policies.fleet.network_path import NetworkPath
-from policies.fleet.observations import BATCH, AnswerObservation, FirstTokenObservation, Observation, learn_silence
-from policies.fleet.pauses import Pauses
+from policies.fleet.observations import (
+    BATCH,
+    AnswerObservation,
+    FirstTokenObservation,
+    Observation,
+    Pauses,
+    learn_silence,
+)
 from policies.fleet.peers import NO_LOAD, PeerLink, PeerLoad
 from policies.fleet.pool_state import PoolState, share_predictors
 from policies.fleet.route_meters import RouteMeters
@@ -296,7 +301,7 @@ class Fleet:
         else:
             self._judge(attempt, key, outcome, now, report)
         pool = self._pools.get(state.pool.name)
-        if pool is not None and pool.uncounted:
+        if pool is not None and pool.uncounted and state.interference.counted_answers:
             pool.share_tokens_per_event(state)
         if not former:
             self._note_end(attempt, key, outcome, now, report)
@@ -360,7 +365,8 @@ class Fleet:
             state = observation.attempt.state
             pool = self._pools.get(state.pool.name)
             moved[state] = None
-            if observation.learn(None if pool is None else pool.scale) and pool is not None:
+            is_sample = observation.learn(None if pool is None else pool.scale)
+            if is_sample and pool is not None and (pool.learners or observation.at >= pool.fades_at):
                 moved.update(dict.fromkeys(pool.teach(state, observation.at)))
         for state in moved:
             self._touch(state)

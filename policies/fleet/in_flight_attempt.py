@@ -79,7 +79,9 @@ class InFlightAttempt:
     prefill_s: float = 0.0  # sent to the endpoint in all, by then
     meter: Meter | None = None  # of the route, where it has one and this is an API
     caller: str = ""  # name of the key, or an address; empty: the gateway itself
-    paused: bool = False  # this process was paused meanwhile (`policies.fleet.pauses`): nothing of it tells a time
+    paused: bool = (
+        False  # this process was paused meanwhile (`policies.fleet.observations`): nothing of it tells a time
+    )
     overdue: bool = False  # left as silent, for longer than a forecast can explain
     unread: bool = False  # the caller stopped reading for a while, so did the gateway: no pace can be learned
 

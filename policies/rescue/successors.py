@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from heapq import nsmallest
 
-from policies.attempts.retry_rules import OWN_FAULTS
+from policies.attempts.candidate_walk import OWN_FAULTS
 from policies.blame.blame import Blame
 from policies.types import FOREVER, AttemptKind, Candidate, Endpoint, Health, Load
 

@@ -11,10 +11,10 @@ Rules:
 - Tiers are numbered from 0 in code, and from 1 in reasons. Reasons name pools, never hosts.
 
 Numbers of this room, all of them; decision 0103 has figures of SOON, ENGINE and EQUAL:
-- `value`: SOON 0.1 and ENGINE 0.3, weights of the formula; UNBOUNDED 3 s, for a budget where there is none; HOPELESS
-  0.05, the chance of a TPOT that no engine keeps; TRIED 3 requests tell the pace of an endpoint.
-- `ranking`: EQUAL 0.01 good requests, within which the longest hit is first; NEAR 0.05 and SIMILAR 0.5 of the median,
-  within which the order is drawn; NOISE 0.002 s, below which medians are equal; PROBE_AFTER 30 s without a token,
+- `ranking`: SOON 0.1 and ENGINE 0.3, weights of the formula; UNBOUNDED 3 s, for a budget where there is none; HOPELESS
+  0.05, the chance of a TPOT that no engine keeps; TRIED 3 requests tell the pace of an endpoint; EQUAL 0.01
+  good requests, within which the longest hit is first; NEAR 0.05 and SIMILAR 0.5 of the median, within which the order
+  is drawn; NOISE 0.002 s, below which medians are equal; PROBE_AFTER 30 s without a token,
   of which a request in PROBE_EVERY 100 is a probe.
 - `fleet_view`: LIKELY 0.5 and ALIKE 1.2, of trials of an API that is not known yet.
 - `candidates`: LEAST_OUTPUT 1024 tokens of room; LONGEST_HOLD 60 s at a rate limit, without a deadline.

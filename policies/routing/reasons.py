@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from policies.latency.tpot import expected_tpot_misses
-from policies.routing.ranking import EQUAL
-from policies.routing.value import is_guess
+from policies.routing.ranking import EQUAL, is_guess
 from policies.types import Candidate, Decision, RankKind
 
 _KINDS = {

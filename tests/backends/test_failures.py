@@ -16,8 +16,7 @@ from backends.failures import of_connect, of_event, of_reply
 from backends.interface import Failure, FailureKind
 from backends.rate_limit_headers import retry_after
 from backends.scrubbing import scrub, scrubbed_words
-from policies.attempts.candidate_walk import CandidateWalk
-from policies.attempts.retry_rules import wait_before_retry
+from policies.attempts.candidate_walk import CandidateWalk, wait_before_retry
 from policies.attempts.wire import AttemptLimits, Failed, Wire
 from policies.blame.blame import BLAME
 from tests.support.decision_fleet import candidate

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from policies.attempts.attempt_machine import AttemptMachine, AttemptState
 from policies.attempts.budgets import HedgeBudget, RetryBudget
-from policies.attempts.pending_attempt import PendingAttempt
+from policies.attempts.patience import PendingAttempt
 from policies.attempts.wire import AttemptLimits, Failed, Progress, Wire
 from policies.blame.blame import BLAME, Blame
 from policies.rescue.successors import RESCUE_ATTEMPT

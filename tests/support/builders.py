@@ -32,7 +32,7 @@ from gateway.observe.record import UNROUTED, AnswerFacts, AskedFacts, Budgets, P
 from gateway.parts.prefix_doctor.prefix_doctor import LINEAGE
 from gateway.upstream.attempt import BrokenOff, Milestone, WireAttempt, WireEvent
 from gateway.upstream.attempt_sinks import AnswerSink, AttemptSink
-from gateway.upstream.upstream import Upstream as Target
+from gateway.upstream.routed_request import Upstream as Target
 from policies import types as facts
 from policies.fleet.fleet import AttemptReport, Fleet
 from policies.routes.route import Route

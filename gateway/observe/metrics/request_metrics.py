@@ -30,7 +30,7 @@ from gateway.observe.part_notes import (
 from gateway.observe.record import STAGE_NAMES, AttemptRecord, Record, RequestOutcome, goodput_met
 from policies.diagnosis.diagnosis_report import Diagnosis
 from policies.external_share.external_share import EXTERNAL_LIMIT
-from policies.fleet.pauses import PAUSE
+from policies.fleet.observations import PAUSE
 from policies.routes.route import Route
 from policies.types import AttemptKind, AttemptOutcome
 

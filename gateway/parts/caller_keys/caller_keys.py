@@ -23,7 +23,7 @@ from gateway.api.inference_request import GATEWAY_KEY
 from gateway.core.hooks import NO_HOOKS, Ask, Hooks, RoutePlan
 from gateway.core.part import Part
 from gateway.downstream.http_request import HttpRequest
-from gateway.upstream.upstream import Upstream
+from gateway.upstream.routed_request import Upstream
 from gateway.wiring import Core
 
 NO_KEY = "it takes the caller's own key, and there is none"

@@ -31,8 +31,7 @@ from gateway.core.hooks import NO_HOOKS, Hooks, RoutePlan
 from gateway.core.part import Part
 from gateway.observe.part_notes import RESCUE
 from gateway.upstream.attempt import WireAttempt
-from gateway.upstream.routed_request import RoutedRequest
-from gateway.upstream.upstream import Upstream
+from gateway.upstream.routed_request import RoutedRequest, Upstream
 from policies.blame.blame import BLAME
 from policies.fleet.fleet import Fleet
 from policies.rescue.successors import RESCUE_ATTEMPT, able, in_order, is_of_request, patience, to_forecast

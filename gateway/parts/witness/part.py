@@ -18,7 +18,7 @@ from gateway.core.part import Part
 from gateway.synthetic_request import PING, QUESTIONS, send_synthetic, synthetic
 from gateway.tokenize.prompt import prompt_of
 from gateway.tokenize.prompt_reader import PromptText
-from gateway.upstream.upstream import Upstream
+from gateway.upstream.routed_request import Upstream
 from gateway.wiring import Core
 from policies.fleet.witness_schedule import WitnessSchedule
 from policies.types import AttemptOutcome, Endpoint

@@ -79,7 +79,7 @@ def sent(
     life: RequestTimeline, on: Route, asked: InferenceRequest, estimate: PromptEstimate, decision: Decision | None
 ) -> None:
     life.close((Stage.READ, ARRIVAL + 0.001), (Stage.PARSE, ARRIVAL + 0.0012))
-    life.authorized("team-a")
+    life.record.tenant = "team-a"
     life.routed(asked, on)
     with patch("gateway.observe.timeline.monotonic", lambda: ARRIVAL + 0.002):
         life.estimated(asked, on, estimate)
@@ -198,7 +198,7 @@ def client_gone(life: RequestTimeline) -> None:
 
 
 def delivered(life: RequestTimeline) -> None:
-    life.authorized("team-a")
+    life.record.tenant = "team-a"
     life.delivered(200, ARRIVAL + 0.004)
 
 

@@ -14,7 +14,7 @@ from policies.fleet.caller_evidence import MAX_CALLERS, RECENT, CallerEvidence
 from policies.fleet.circuit_breaker import EJECTION_RESET, CircuitBreaker
 from policies.fleet.endpoint_state import EndpointState
 from policies.fleet.fleet import AttemptReport, Fleet
-from policies.fleet.fleet_views import FleetViews
+from policies.fleet.fleet_reader import FleetViews
 from policies.fleet.peers import PeerLoad, PeerReader
 from policies.rate_limit.endpoint_limits import ProviderRefusal
 from policies.rate_limit.send_limits import RateLimit

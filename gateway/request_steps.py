@@ -1,6 +1,7 @@
-"""Steps from a body to a decision without the queue: parse, estimate, decide.
+"""Steps of a request before the queue: key, body, route, estimate (`RequestReader`).
 
-`Decider` gives the pure decision code a parsed request, an estimate, a snapshot and the clock.
+`Decider` parses and estimates, for /explain and other fronts too, and gives the pure decision code a parsed request, an
+estimate, a snapshot and the clock.
 """
 
 from __future__ import annotations
@@ -8,16 +9,20 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from random import random
 from time import monotonic
 from typing import Any, TypeVar
 
 from backends.interface import GENERATING, TOKEN_COUNTS, Operation
-from gateway.admission.auth import Tenant
+from gateway.admission.auth import ANYONE, Tenant
 from gateway.api.inference_request import InferenceRequest, parse, with_model
+from gateway.api.operation_fit import OperationFit
+from gateway.core.hooks import Ask, Plans
+from gateway.downstream.http_request import HttpRequest, caller_address
 from gateway.observe.record import Record, RequestOutcome
 from gateway.observe.timeline import landmarks
+from gateway.runtime import RuntimeHolder
 from gateway.tokenize.estimator import DeferredCounts, Estimator
 from gateway.tokenize.prompt_reader import PromptText
 from policies.fleet.fleet import Fleet
@@ -104,7 +109,7 @@ class Decider:
 
     async def _read(self, text: PromptText, expected_output: int) -> PromptEstimate:
         if text.prompt.effort <= LARGE:
-            return self.estimator.estimate(text, expected_output)
+            return self.estimator.read(self.estimator.recognise(text), text, expected_output)
         places = self.estimator.recognise(text)
         left = self.estimator.unread(places, text)
         return await self.off_loop(left, self.estimator.read, places, text, expected_output)
@@ -161,9 +166,13 @@ def queued_request(
         *(id(request), request, estimate, route, sequence),
         tenant=tenant.name,
         weight=tenant.weight,
-        reasoning=lengths.expected_reasoning(route, request.job_class, now) if request.stream else None,
+        reasoning=(
+            lengths.expected_reasoning(route, request.job_class, now)
+            if request.stream and route.promises_answer
+            else None
+        ),
         answer_tokens=tokens,
-        decode_s=fleet.view.decode_seconds(route, tokens),
+        decode_s=fleet.view.decode_seconds(route, tokens) if tokens else 0.0,
     )
 
 
@@ -183,3 +192,52 @@ def estimated_containers(raw: bytes) -> float:
     places = [int(random() * (len(raw) - SAMPLE)) for _ in range(SAMPLES)]
     found = sum(raw.count(b"{", at, at + SAMPLE) + raw.count(b"[", at, at + SAMPLE) for at in places)
     return found * len(raw) / (SAMPLES * SAMPLE)
+
+
+@dataclass(slots=True, eq=False)
+class RequestReader:
+    """`operations`: translates bodies for pools of other dialects."""
+
+    runtime: RuntimeHolder
+    decider: Decider
+    operations: OperationFit
+    plans: Plans = field(default_factory=Plans)
+
+    def authorize(self, http: HttpRequest) -> Tenant:
+        """Raises ApiError for a caller without right: a web page where no key is required, or a wrong key."""
+        runtime = self.runtime.current
+        if runtime.same_origin is not None:
+            runtime.same_origin.check(http.headers, http.writer.transport)
+        return runtime.keys.tenant(http.headers) if runtime.keys.required else ANYONE
+
+    def caller(self, http: HttpRequest, tenant: Tenant) -> str:
+        return caller_address(http.writer.transport) if tenant is ANYONE else tenant.name
+
+    async def parse(self, ask: Ask) -> None:
+        """Raises ApiError."""
+        http = ask.http
+        if http.model:
+            http.body = await self.decider.with_model(http.body, http.model)
+        wanted, request_id = ask.runtime.wanted_headers, ask.timeline.record.request_id
+        ask.request = await self.decider.parse(ask.operation, http.body, http.headers, http.arrival, request_id, wanted)
+
+    def find_route(self, ask: Ask) -> None:
+        """The route of the caller's name. Raises ApiError (404) where there is none that the key may use: before the
+        timeline knows the route, whose name would be in the headers of the refusal."""
+        routes, headers, model = ask.runtime.routes, ask.http.headers, ask.request.model
+        ask.named = routes.match(model, ask.tenant, headers)
+        if ask.tenant.routes is not None:
+            routes.admit(ask.tenant, ask.named.route, model, headers)
+        ask.plan = self.plans.of(ask.runtime, ask.named.route, ask.operation)
+
+    async def estimate(self, ask: Ask) -> None:
+        """Translate the body for pools of other dialects; estimate the prompt for every pool."""
+        request, route, runtime, model = ask.request, ask.plan.route, ask.runtime, ask.named.model
+        if model or not self.operations.is_plain(request, ask.plan.fitted, ask.http.body):
+            work = self.operations.work(request, route, runtime.servers(model), ask.http.body)
+            if work is not None:
+                await self.decider.off_loop(request.size, work)
+        for fit in ask.plan.fit:
+            fit(ask)
+        ask.estimate = await self.decider.estimate(request, route, ask.tenant)
+        ask.timeline.estimated(request, route, ask.estimate)

@@ -1,4 +1,4 @@
-"""Checks a silent attempt before the commit: times of the checks, and the findings.
+"""Checks a silent attempt before the commit, and a silent stream after it: times of the checks, and the findings.
 
 Rules:
 - A silent stream is abandoned for the next candidate at the moment that gives the two the best chance of the deadline,
@@ -8,7 +8,7 @@ Rules:
   times the p90 of its forecast, LEAST_OVERTAKEN at least, are over: the request is lost there.
 - An endpoint that was asked before, and a tier that comes after a failure, are asked for no lateness.
 - Without a deadline, silence is no evidence. Every attempt is abandoned at its limit
-  (`policies.attempts.first_token_limits`), or later where there is no other candidate and the server shows life; in any
+  (`policies.attempts.candidate_walk`), or later where there is no other candidate and the server shows life; in any
   case at `limit_at`, the end of the time for the whole answer.
 - An attempt whose tokens are not seen (not `stream`) is left for the next candidate after half of what remains until
   `limit_at`, or once the endpoint has answered later requests and has had the time for the longest answer since.
@@ -33,6 +33,14 @@ Rules:
 - An API that has shown nothing yet may hang, and no look into it tells. It is left at the last moment that leaves the
   next candidate the same chance of its forecast as its own silence has used up, of one half at least (`leave_by`); its
   guess claims half of the time at most. An engine is not left so: its siblings would take as long.
+
+After the commit.
+
+Rules:
+- A stream is abandoned after `idle` without a byte, and at the time limit of the whole answer.
+- If another endpoint can continue the answer, a stream is abandoned after `Wire.patience`.
+- A caller that does not read pauses reading from the server: no silence is measured.
+- An answer that has ended on an open connection is complete.
 """
 
 from __future__ import annotations
@@ -41,10 +49,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from policies.attempts.budgets import RequestBudgets
-from policies.attempts.candidate_walk import CandidateWalk
-from policies.attempts.committed_stream import idle_of
-from policies.attempts.first_token_limits import first_token_limit
-from policies.attempts.wire import AttemptLimits, Wire
+from policies.attempts.candidate_walk import CandidateWalk, first_token_limit
+from policies.attempts.wire import AttemptLimits, Progress, Wire
 from policies.types import FOREVER, MEDIAN, NEVER, QUANTILES, Attempt, Candidate, Forecast
 
 PATIENCE, PATIENCE_LEAST = 1.2, 0.1  # of the own p90; s
@@ -260,3 +266,23 @@ def overtake_in(candidate: Candidate, longest_output: int | None) -> float:
     if longest_output is None or not forecast.tpot:
         return FOREVER
     return max(OVERTAKEN * (forecast.p90 + longest_output * forecast.tpot), LEAST_OVERTAKEN)
+
+
+SOON = 0.05  # s, the least time between two looks
+
+
+def idle_of(limits: AttemptLimits, own: Candidate) -> float:
+    """Seconds without a byte after which a stream of this endpoint is left in any case."""
+    return limits.idle if own.endpoint.stream_idle is None else own.endpoint.stream_idle
+
+
+def is_late(limits: AttemptLimits, progress: Progress, now: float) -> bool:
+    return now >= limits.limit_at and not progress.complete
+
+
+def next_look(limits: AttemptLimits, allowed: float, progress: Progress, now: float) -> float:
+    """Time of the next look; `now`: the stream is to be left. `allowed`: s without a byte."""
+    quiet = now - progress.heard_at
+    if not progress.paused and quiet >= allowed:
+        return now
+    return min(now + max(allowed - quiet, SOON), limits.limit_at if now < limits.limit_at else now + SOON)

@@ -18,8 +18,8 @@ from backends.interface import Operation
 from gateway.admission.auth import ANYONE, Tenant
 from gateway.api.api_error import ApiError
 from gateway.api.inference_request import InferenceRequest
-from gateway.decider import LARGE, MANY, Decider, queued_request
 from gateway.observe.record import RequestOutcome
+from gateway.request_steps import LARGE, MANY, Decider, queued_request
 from gateway.strict_json import decode, encode
 from gateway.tokenize.estimator import BACKLOG, Estimator
 from gateway.tokenize.prompt_reader import PromptText, TokenizerConfig
