@@ -56,7 +56,8 @@ def report_serving() -> None:
 
 
 async def hand_over(sockets: Mapping[str, socket.socket]) -> bool:
-    """Start the command of this process anew with `sockets`, by configuration key. True: the new process serves."""
+    """Start the command of this process anew with `sockets`, by configuration key. True: the new process serves.
+    A cancellation stops the new process."""
     read, write = os.pipe()
     files = {key: each.fileno() for key, each in sockets.items()}
     passed = " ".join(f"{key}={number}" for key, number in files.items())
@@ -70,7 +71,13 @@ async def hand_over(sockets: Mapping[str, socket.socket]) -> bool:
         return False
     finally:
         os.close(write)
-    if await _reported(read):
+    try:
+        serves = await _reported(read)
+    except asyncio.CancelledError:
+        process.terminate()  # it may have accepted requests: it drains
+        log.info("process %d, which was to serve in place of process %d, is stopped too", process.pid, os.getpid())
+        raise
+    if serves:
         log.info("process %d serves in place of process %d, which drains", process.pid, os.getpid())
         notify_systemd(f"MAINPID={process.pid}")
         return True

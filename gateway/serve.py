@@ -66,6 +66,7 @@ async def _serve_in_one_process(config: Config, source: ConfigSource, greeting: 
     print(text(gateway.url, gateway.admin_url), file=sys.stderr, flush=True)
     report_serving()
     await stop.wait()
+    await handover.close()
     await reloader.close()
     drain = config.server.drain
     wait = max(drain.wait, LINGER) if handover.is_done else drain.wait
@@ -92,3 +93,9 @@ class _Handover:
         if await hand_over(self._gateway.sockets):
             self.is_done = True
             self._stop.set()
+
+    async def close(self) -> None:
+        """A process that still starts is stopped too."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])

@@ -119,3 +119,23 @@ async def test_several_workers_say_that_they_hand_nothing_over(tmp_path: Path) -
         served.process.send_signal(signal.SIGUSR2)
         assert "several workers hand no sockets over" in await served.line()
         assert await new_caller_is_served(served)
+
+
+async def test_a_stop_while_the_new_process_starts_stops_both(tmp_path: Path) -> None:
+    """The operator's latest word holds, although a stream keeps the old process for longer than the start takes."""
+    async with Upstream(SLOW) as slow, started(write_config(tmp_path / "g.yaml", slow.url)) as served:
+        stream = await open_stream(served)
+        served.process.send_signal(signal.SIGUSR2)
+        await eventually(lambda: bool(children(served.process.pid)), 10)
+        served.process.send_signal(signal.SIGTERM)
+        while "is stopped too" not in (line := await served.line()):
+            assert line
+        successor = children(served.process.pid)[0]
+        await eventually(lambda: not Path(f"/proc/{successor}/cmdline").read_bytes(), 10)  # it has ended
+        slow.proceed()
+        assert await completes(stream)
+        assert (await served.ends())[0] == 0
+
+
+def children(process: int) -> list[int]:
+    return [int(each) for each in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
