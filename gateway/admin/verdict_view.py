@@ -16,9 +16,10 @@ NOT_ASKED = ("refused", "client_gone")  # outcomes that are the caller's own
 
 
 def verdict_window(window: str) -> tuple[str, int]:
-    """Window of GET /windows, and minutes of GET /incidents, for a window that a viewer shows."""
+    """Window of GET /windows, and minutes of GET /incidents, for a window that a viewer shows. The minutes are of the
+    clock and the present one has only begun: one more, so that no request of the window is without its incident."""
     name = SHORTEST if WINDOWS[window].seconds < WINDOWS[SHORTEST].seconds else window
-    return name, round(WINDOWS[name].seconds / 60)
+    return name, round(WINDOWS[name].seconds / 60) + 1
 
 
 def verdicts_view(windows: Mapping[str, Any], incidents: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,12 +4,13 @@ States, the worst first:
 - `fails`: requests ended without an answer, by a fault that is not the caller's. One is enough.
 - `sheds`: requests were refused, as no endpoint had time for them.
 - `late`: a smaller share of requests met an objective than the route promises.
-- `recovered`: one of these, but the last such request ended more than RECOVERED seconds ago.
+- `recovered`: one of these, but the last such request ended more than RECOVERED seconds ago, and none of the others.
 - `fine`, and `idle` for a route without a request in the window.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -56,35 +57,41 @@ class RouteVerdict:
     request_id: str = ""
 
 
-def verdicts(counts: Iterable[WindowCounts], incidents: Sequence[IncidentGroup], now: float) -> list[RouteVerdict]:
+def verdicts(counts: Iterable[WindowCounts], incidents: Iterable[IncidentGroup], now: float) -> list[RouteVerdict]:
     """The worst first. `incidents`: of the same window, the worst first; `now`: Unix time."""
-    found = [_verdict(each, [one for one in incidents if one.route == each.route], now) for each in counts]
+    of_route = defaultdict[str, list[IncidentGroup]](list)
+    for each in incidents:
+        of_route[each.route].append(each)
+    found = [_verdict(each, of_route.get(each.route, ()), now) for each in counts]
     return sorted(found, key=lambda verdict: -verdict.state)
 
 
 def _verdict(counts: WindowCounts, incidents: Sequence[IncidentGroup], now: float) -> RouteVerdict:
-    state = _state(counts)
-    if state <= RouteState.FINE:
-        few = f"; {incidents[0].late} late{_because(incidents[0])}" if incidents else ""
-        return RouteVerdict(counts.route, state, f"{counts.route} {_well(counts)}{few}")
-    told = next((each for each in incidents if (each.failed > 0) == (state > RouteState.LATE)), None)
+    """Of several troubles the worst that is not over, else the worst."""
+    if troubles := _troubles(counts):
+        return max((_judged(counts, each, incidents, now) for each in troubles), key=lambda found: found.state)
+    few = f"; {incidents[0].late} late{_because(incidents[0])}" if incidents and counts.asked else ""
+    state = RouteState.FINE if counts.asked else RouteState.IDLE
+    return RouteVerdict(counts.route, state, f"{counts.route} {_well(counts)}{few}")
+
+
+def _judged(counts: WindowCounts, state: RouteState, incidents: Sequence[IncidentGroup], now: float) -> RouteVerdict:
+    """Late requests do not keep a failure alive."""
+    own = [each for each in incidents if (each.late if state is RouteState.LATE else each.failed)]
+    told = own[0] if own else None
     text = f"{counts.route} {_trouble(counts, state)}{_because(told)}"
-    if told is None:
-        return RouteVerdict(counts.route, state, text)
-    ago = now - max(each.last for each in incidents)
+    ago = now - max((each.last for each in own or incidents), default=now)
     if ago > RECOVERED:
         state, text = RouteState.RECOVERED, f"{text}; not in the last {_minutes(ago)}"
-    return RouteVerdict(counts.route, state, text, told.mend, told.request_id)
+    return RouteVerdict(counts.route, state, text, told.mend if told else "", told.request_id if told else "")
 
 
-def _state(counts: WindowCounts) -> RouteState:
+def _troubles(counts: WindowCounts) -> list[RouteState]:
+    """The worst first."""
     if not counts.asked:
-        return RouteState.IDLE
-    if counts.failed:
-        return RouteState.FAILS
-    if counts.shed:
-        return RouteState.SHEDS
-    return RouteState.LATE if _missed(counts) else RouteState.FINE
+        return []
+    found = {RouteState.FAILS: counts.failed, RouteState.SHEDS: counts.shed, RouteState.LATE: _missed(counts)}
+    return [state for state, is_so in found.items() if is_so]
 
 
 def _missed(counts: WindowCounts) -> str:

@@ -88,6 +88,29 @@ def test_what_is_over_is_told_as_over() -> None:
     assert again.state is RouteState.FAILS
 
 
+def test_late_requests_within_the_promise_do_not_keep_a_failure_alive() -> None:
+    failure, late = incident(Cause.CONNECTION, "small/a", ago=130.0), incident(Cause.QUEUED, failed=False)
+    found = verdict(counts(failed=1), failure, late)
+    assert found.state is RouteState.RECOVERED
+    assert found.text.endswith("no connection (small/a); not in the last 2 min")
+
+
+def test_a_failure_that_is_over_hides_no_trouble_that_is_not() -> None:
+    failure, late = incident(Cause.CONNECTION, "small/a", ago=130.0), incident(Cause.QUEUED, failed=False)
+    found = verdict(counts(failed=1, met={"ttft": 0.5}), failure, late)
+    assert (found.state, found.text) == (
+        RouteState.LATE,
+        "chat late: 50% within 800 ms, 95% promised: engines full",
+    )
+
+
+def test_failures_that_are_over_leave_no_late_route_behind() -> None:
+    """A failed request has missed its budgets too; there is no late one."""
+    found = verdict(counts(failed=200, met={"ttft": 0.5}), incident(Cause.CONNECTION, "small/a", ago=130.0))
+    assert found.state is RouteState.RECOVERED
+    assert found.text.startswith("chat fails 200")
+
+
 def test_without_a_cause_the_evidence_is_told() -> None:
     found = verdict(counts(met={"ttft": 0.5}), incident(Cause.UNKNOWN, "small/a", failed=False))
     assert found.text.endswith("promised: seen")
