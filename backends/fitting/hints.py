@@ -80,6 +80,12 @@ def fit_speed(body: Json, target: Target, told: Omissions) -> Json:
     return body
 
 
+def asked_speeds(body: Mapping[str, Any]) -> tuple[str, ...]:
+    """All names at which a server may serve the speed that a caller asks for."""
+    asked = [speed for name in SPEEDS if isinstance(speed := body.get(name), str)]
+    return (*asked, *(_SYNONYMS[speed] for speed in asked if speed in _SYNONYMS))
+
+
 def fit_choices(body: Json, target: Target, told: Omissions) -> Json:
     n, most = body.get("n"), target.facts.choices
     if type(n) is int and most is not None and n > most:

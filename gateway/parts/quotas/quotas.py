@@ -25,7 +25,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from time import monotonic
 
-from backends.fitting.hints import SPEEDS
+from backends.fitting.hints import asked_speeds
 from gateway.admission.auth import Tenant
 from gateway.admission.local_quotas import LocalQuotas
 from gateway.admission.redis_quotas import RedisQuotas
@@ -41,7 +41,7 @@ from gateway.runtime import Runtime
 from gateway.wiring import Core
 from policies.latency.answer_lengths import LongestAnswers
 from policies.quota.key_limits import HEAD_CLAIM, NANO, Claim, KeyLimits, QuotaLimit, RefusalCause, Reservation
-from policies.types import Pool, PromptEstimate
+from policies.types import Pool, Price, PromptEstimate
 
 ESTIMATED = (QuotaLimit.TOKENS, QuotaLimit.COST)
 DOUBTED = 0.25  # of the tokens left
@@ -114,10 +114,8 @@ class Admission(Part):
             return
         request, route, pools = ask.request, ask.route, ask.runtime.pools
         longest = self.longest.tokens(tenant.account, route.name)
-        speed = next((each for name in SPEEDS if isinstance(each := request.body.get(name), str)), "")
-        answer = AnswerBounds(
-            request.choices, route.output_cap(request.max_tokens), longest, limits.cost is not None, speed
-        )
+        cap, speeds = route.output_cap(request.max_tokens), asked_speeds(request.body)
+        answer = AnswerBounds(request.choices, cap, longest, limits.cost is not None, speeds)
         claim = claim_of(estimate, answer, pools, request.size)
         if self._is_doubtful(tenant.account, limits, claim):
             estimate = await self._count(ask)
@@ -182,19 +180,23 @@ class Admission(Part):
 @dataclass(frozen=True, slots=True)
 class AnswerBounds:
     """`choices`: answers to generate; `cap`: most tokens of each that caller and route allow; `longest`: as learned of
-    the key. None: not known. `priced`: the key has a limit on cost. `speed`: as asked for, whatever is served."""
+    the key. None: not known. `priced`: the key has a limit on cost. `speeds`: asked for, by all their names, whatever
+    is served; of several the dearest is claimed."""
 
     choices: int
     cap: int | None = None
     longest: int | None = None
     priced: bool = False
-    speed: str = ""
+    speeds: tuple[str, ...] = ()
 
     @property
     def tokens(self) -> int:
         """Most tokens of all choices, for a limit of tokens."""
         each = UNKNOWN_ANSWER if self.longest is None else self.longest
         return self.choices * (each if self.cap is None else min(each, self.cap))
+
+    def factor(self, price: Price) -> float:
+        return max(map(price.factor, self.speeds), default=1.0)
 
     def billed(self, window: int | None, prompt: int) -> int:
         """Most tokens of all choices, for a limit of costs. `window`: context window of the pool; None: not known."""
@@ -209,7 +211,7 @@ def claim_of(estimate: PromptEstimate, answer: AnswerBounds, pools: Mapping[str,
     doubt = 0 if estimate.counted else max(size - tokens, 0)
     cost = most = 0.0
     if answer.priced:
-        priced = [(pools[name], pools[name].price.factor(answer.speed), each) for name, each in prompts.items()]
+        priced = [(pools[name], answer.factor(pools[name].price), each) for name, each in prompts.items()]
         cost = max([factor * pool.price.at_most(prompt, output) for pool, factor, prompt in priced])
         most = max(
             [

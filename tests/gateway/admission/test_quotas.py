@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from backends.fitting.hints import asked_speeds
 from backends.interface import Operation
 from gateway.admission.local_quotas import LocalQuotas
 from gateway.app import Gateway
@@ -175,6 +176,26 @@ def test_a_claim_is_the_maximum_over_pools() -> None:
     assert claim_of(estimate, known, priced) == Claim(
         520, round(4100 * micro), most_tokens=120 + 640, most_cost=round((100 + 6_400) * micro)
     )
+
+
+@pytest.mark.parametrize(
+    ("asked", "factor"),
+    [
+        ({}, 1),
+        ({"service_tier": "flex"}, 0.5),
+        ({"speed": "fast"}, 2),
+        ({"service_tier": "priority"}, 2),
+        ({"service_tier": "auto", "speed": "fast"}, 2),
+        ({"service_tier": "flex", "speed": "other"}, 1),
+        ({"service_tier": ["fast"], "speed": 7}, 1),
+    ],
+)
+def test_a_claim_is_of_the_dearest_speed_by_any_of_its_names(asked: dict[str, Any], factor: float) -> None:
+    """A server that sells `fast` serves it where a caller asks for `priority`, and beside any tier."""
+    priced = {"a": Pool("a", "served", (), price=Price(1.0, 10.0, speeds={"flex": 0.5, "fast": 2}))}
+    estimate = PromptEstimate({"a": PoolEstimate(100, PrefixBlocks((), 16, 1.0), 100, 1)}, 50)
+    claim = claim_of(estimate, AnswerBounds(1, priced=True, speeds=asked_speeds(asked)), priced)
+    assert claim.cost == round(600 * factor * NANO / 1e6)
 
 
 # --------------------------------------------------------------------------- through the gateway
