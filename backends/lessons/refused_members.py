@@ -11,12 +11,12 @@ Rules:
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 from msgspec import Raw
 
 from backends.body_changes import opened
@@ -28,7 +28,8 @@ MOST_WORDS_OF = 1 << 20  # bytes of a body that is compared with the words of a 
 _PLAIN = re.compile(r"[\w$-]{1,100}", re.ASCII)
 _TOKEN = re.compile(r"[^.\[\]'\"]+")
 _CAMEL = re.compile(r"(?<=[a-z0-9])([A-Z])")
-_ESCAPED = re.compile(rb"\\u00([2-7][0-9a-fA-F])")
+_NO_LETTERS = bytes(each for each in range(256) if not bytes((each,)).isalnum())
+_SPACES = (rb"\n", rb"\r", rb"\t")
 _PREFIXES = ("body", "request", "$")
 _HOLDERS = (
     "messages",
@@ -46,6 +47,7 @@ _FREE = ("auto", {"type": "auto"})
 _DEEPEST = 2  # levels below a member, of which each may have a meaning
 _MOST_INSIDE = 64  # names of a member's own members; of more, one may have a meaning
 _NOTHING: tuple[Any, ...] = (None, [], {})
+_encoded = msgspec.json.encode
 
 
 @dataclass(slots=True)
@@ -111,13 +113,14 @@ class RefusedBody:
         return not all(_plain(each) in _FREE for each in self.values(path))
 
     def says(self, words: str) -> bool:
-        """The body itself has these words, or is too large to tell: a refusal may quote them."""
+        """The body itself has these words, or is too large to tell: a refusal may quote them, with other spaces, quotes
+        and escapes."""
         if len(self.raw) > MOST_WORDS_OF:
             return True
         if self._words is None:
-            plain = _ESCAPED.sub(lambda found: bytes.fromhex(found[1].decode()), self.raw)
-            self._words = plain.replace(rb"\/", b"/").lower()
-        return json.dumps(words, ensure_ascii=False)[1:-1].lower().encode("utf-8", "replace") in self._words
+            self._words = _letters(self.raw) + b" " + _decoded_letters(self.raw)
+        plain = words.encode("utf-8", "replace").decode()  # half a surrogate cannot be written
+        return _letters(_encoded(plain)) in self._words
 
     # -- paths ------------------------------------------------------------------------------
 
@@ -163,6 +166,21 @@ def _objects(value: Any) -> Iterator[Mapping[str, Any]]:
                 inner = opened(each)
                 if isinstance(inner, Mapping):
                     yield inner
+
+
+def _letters(text: bytes) -> bytes:
+    """Lower-case letters and digits of a JSON text."""
+    for space in _SPACES:
+        text = text.replace(space, b"")
+    return text.lower().translate(None, _NO_LETTERS)
+
+
+def _decoded_letters(raw: bytes) -> bytes:
+    """Of a JSON text without its escapes of letters; empty: the text is no JSON."""
+    try:
+        return _letters(_encoded(msgspec.json.decode(raw)))
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return b""
 
 
 def _plain(value: Any) -> Any:

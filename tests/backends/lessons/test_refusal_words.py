@@ -174,6 +174,23 @@ def test_words_that_stand_in_the_body_teach_nothing_that_lasts(escaped: bool) ->
     assert (quoted.once, own.once) == (True, False)
 
 
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        (r"Unsupported parameter: \u0022temperature\u0022", 'Unsupported parameter: "temperature"'),
+        (r"Unsupported  parameter: 'temperature'", "Unsupported parameter: 'temperature'"),
+        (r"Unsupported parameter: \\\"temperature\\\"", 'Unsupported parameter: "temperature"'),
+        (r"Unsupported parameter\uff1a 'temperature'", "Unsupported parameter: 'temperature'"),
+        (r"Unsupported parameter: 'temperature'", "\ud800 Unsupported parameter: 'temperature'"),
+    ],
+)
+def test_a_server_quotes_a_caller_with_other_spaces_quotes_and_escapes(written: str, said: str) -> None:
+    raw = b'{"temperature": 1, "messages": [{"role": "user", "content": "%b"}]}' % written.encode()
+    found = reading(f"Invalid content: {said}", body=json.loads(raw), raw=raw).lesson
+    assert found is not None
+    assert found.once
+
+
 def test_a_body_that_is_too_large_to_compare_teaches_nothing_that_lasts() -> None:
     found = reading("`temperature` is deprecated.", raw=b" " * (MOST_WORDS_OF + 1)).lesson
     assert found is not None
