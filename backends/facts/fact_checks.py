@@ -46,7 +46,8 @@ _WRONG = (
     *(ValueError, KeyError, TypeError, AttributeError, IndexError, ArithmeticError, re.error),
     *(yaml.YAMLError, RecursionError),
 )
-MOST_WAYS = 16  # of a pattern to match a name, as a power of two, beside those of its repeats
+MOST_WAYS = 16  # of a pattern to match a name from one place, as a power of two
+WAYS_OF_REPEAT = 8  # its lengths in a name of `lookup.LONGEST_NAME`, as a power of two; the ways of a pattern multiply
 _ATOM = re.compile(r"\\[^1-9]|\[\^?\]?(?:\\.|[^\]\\])*\]")  # an escape or a set, whatever is written in it
 _HEAD = re.compile(r"\((?:\?(?:[:=!]|<[=!]|P<\w+>))?")
 _REFUSED = re.compile(r"\\|\(\?|\)(?:[*+]|\{)")  # a reference back, other heads of a group, a group that is repeated
@@ -222,7 +223,8 @@ def check_pattern(row: str, pattern: str, repeats: int = MOST_REPEATS) -> None:
     """Raises BadFacts where a search could take long, re.error where the pattern is none."""
     re.compile(pattern)
     bare = _HEAD.sub("(", _ATOM.sub("x", pattern))
-    if _REFUSED.search(bare) or len(_REPEAT.findall(bare)) > repeats or _ways(bare) > MOST_WAYS:
+    found = len(_REPEAT.findall(bare))
+    if _REFUSED.search(bare) or found > repeats or _ways(bare) + WAYS_OF_REPEAT * found > MOST_WAYS:
         raise BadFacts(f"{row}: the search for {pattern!r} could take long; write it without repeated groups")
 
 
