@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import sys
 from collections.abc import Callable
@@ -16,12 +17,14 @@ from gateway.process import SWITCH_INTERVAL, drain_message, raise_file_limit, ru
 from gateway.reload import ConfigSource, Reloader
 from gateway.workers.supervisor import supervise
 
+log = logging.getLogger("firsttoken")
+
 Greeting = Callable[[str, str], str]  # of the URLs of both ports
 
 
 def serve(config: Config, source: ConfigSource | None = None, greeting: Greeting | None = None) -> int:
     """Exit code: 0 after SIGINT or SIGTERM, 2 if a port is taken. `source`: where reloads read the configuration.
-    `greeting`: printed when the only process listens."""
+    `greeting`: of `up`, printed when the only process listens."""
     source = source or ConfigSource(lambda: config)
     raise_file_limit()
     to_stderr()
@@ -61,7 +64,7 @@ async def _serve_in_one_process(config: Config, source: ConfigSource, greeting: 
     reloader.start()
     picker = gateway.part(PickerPart).url.partition("//")[2]
     handover = _Handover(gateway, stop)
-    loop.add_signal_handler(signal.SIGUSR2, handover.start)
+    loop.add_signal_handler(signal.SIGUSR2, handover.start if greeting is None else _refuse_handover)
     text = greeting or (lambda url, admin_url: serving_line(url, admin_url, picker))
     print(text(gateway.url, gateway.admin_url), file=sys.stderr, flush=True)
     report_serving()
@@ -73,6 +76,11 @@ async def _serve_in_one_process(config: Config, source: ConfigSource, greeting: 
     print(drain_message(drain.model_copy(update={"wait": wait})), file=sys.stderr, flush=True)
     await gateway.stop(drain.grace, wait, handed_over=handover.is_done)
     return 0
+
+
+def _refuse_handover() -> None:
+    """The same command would ask again, and listen on the next free port."""
+    log.error("`firsttoken up` hands no sockets over (SIGUSR2); `firsttoken serve` does")
 
 
 class _Handover:

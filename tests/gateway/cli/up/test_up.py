@@ -8,6 +8,7 @@ import os
 import pty
 import re
 import shlex
+import signal
 import sys
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Mapping
@@ -126,6 +127,18 @@ async def test_a_written_file_is_what_is_served_and_is_never_overwritten(tmp_pat
     assert not any(key in written for key in KEYS.values())
     config = load([tmp_path / "firsttoken.yaml"], environ)
     assert list(config.routes) == ["best", "balanced", "fast"]
+
+
+async def test_up_hands_no_sockets_over_and_serves_on(tmp_path: Path) -> None:
+    """The same command would listen on the next free port: who has the address would be left behind."""
+    async with engines(model="m") as (engine,):
+        options = ("up", *FREE_PORTS, "--local", str(engine.port))
+        async with started(tmp_path, environment(), *options) as gateway:
+            gateway.process.send_signal(signal.SIGUSR2)
+            while "up` hands no sockets over" not in (line := await gateway.line()):
+                assert line
+            async with aiohttp.ClientSession() as client, client.get(f"{gateway.url}/ready") as reply:
+                assert reply.status == 200
 
 
 def test_a_pasted_line_runs_nothing_that_a_server_has_named() -> None:
