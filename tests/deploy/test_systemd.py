@@ -41,3 +41,9 @@ def test_a_wrong_configuration_is_not_tried_again() -> None:
     """Exit code 2 is that of a configuration with errors, and of a port in use."""
     assert (setting("Restart"), setting("RestartPreventExitStatus")) == ("on-failure", "2")
     assert setting("ExecReload").endswith("-HUP $MAINPID")
+
+
+@pytest.mark.parametrize("path", [UNIT, *(UNIT.parents[2] / "docs").glob("*.md")], ids=lambda path: path.name)
+def test_commands_are_those_of_the_oldest_systemd_that_is_supported(path: Path) -> None:
+    """`--kill-whom` came with systemd 252; 250 and all later ones know `--kill-who`."""
+    assert "--kill-whom" not in path.read_text("utf-8")
