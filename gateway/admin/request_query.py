@@ -122,14 +122,14 @@ def parse_window(query: Mapping[str, str], routes: Collection[str]) -> tuple[str
     route = _one_of(query, "route", routes)
     if not route:
         raise bad_request("Name a route.", param="route")
-    return route, parse_minutes(query)
+    return route, parse_minutes(query, LONGEST_WINDOW)
 
 
-def parse_minutes(query: Mapping[str, str]) -> int:
+def parse_minutes(query: Mapping[str, str], most: int = KEPT) -> int:
     """Window of GET /causes and GET /incidents. Raises ApiError."""
     minutes = _number(query, "minutes") or 0
-    if not 1 <= minutes <= LONGEST_WINDOW:
-        raise bad_request(f"minutes must be a whole number from 1 to {LONGEST_WINDOW}.", param="minutes")
+    if not 1 <= minutes <= most:
+        raise bad_request(f"minutes must be a whole number from 1 to {most}.", param="minutes")
     return minutes
 
 

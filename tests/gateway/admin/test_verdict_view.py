@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gateway.admin.request_query import parse_minutes
 from gateway.admin.verdict_view import verdict_window
 from gateway.observe.slow_requests import SlowCounts
 from policies.diagnosis.causes import Cause, CauseVerdict
@@ -21,3 +22,4 @@ def test_a_request_of_the_window_has_its_incident(window: str, name: str, second
     found, minutes = verdict_window(window)
     assert found == name
     assert counts.incidents(now, minutes)["incidents"]
+    assert parse_minutes({"minutes": str(minutes)}) == minutes  # as workers are asked
