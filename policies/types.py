@@ -80,9 +80,10 @@ class Price:
             usd += kept * self.long_write
         return usd / 1e6
 
-    def factor(self, speed: str) -> float:
-        """Factor of the prices of a request served at `speed`, by the server's name. 1: no own price is known."""
-        return self.speeds.get(speed, 1.0)
+    def factor(self, *speeds: str) -> float:
+        """Factor of the prices of a request served at a speed, by the server's name; of several, the dearest. 1: no own
+        price is known."""
+        return max([self.speeds.get(speed, 1.0) for speed in speeds], default=1.0)
 
     @property
     def long_write(self) -> float:

@@ -35,6 +35,7 @@ from backends.failures import (
     of_engine,
     of_unknown_model,
 )
+from backends.fitting.hints import asked_speeds
 from backends.http.connection import Exchange, Sink
 from backends.interface import BackendRequest, Failure, FailureKind, Tap, Usage
 from backends.openai import asks_for_one
@@ -46,7 +47,7 @@ from gateway.upstream.usage_bounds import impossible
 from policies.blame.blame import BLAME
 from policies.fleet.fleet import AttemptReport, Fleet
 from policies.rate_limit.send_limits import RateLimit
-from policies.types import FOREVER, Attempt, AttemptOutcome
+from policies.types import FOREVER, Attempt, AttemptOutcome, Price
 
 NOTHING_READ = BodyTap()
 
@@ -407,7 +408,13 @@ class WireAttempt:
         prompt = self.fleet.view.prompt_tokens(self, self.attempt.candidate) if usage.prompt is None else usage.prompt
         price, written = self.upstream.price, usage.cache_write or 0
         cost = price.of(prompt, output, usage.cached or 0, written, usage.cache_write_1h or 0)
-        return Consumption(prompt + output, cost * price.factor(self.tap.facts.speed))
+        return Consumption(prompt + output, cost * self._speed_factor(price))
+
+    def _speed_factor(self, price: Price) -> float:
+        """By the speed told; of an answer that was cut before, by the speed asked for."""
+        if self.tap.facts.speed or self.answered or not price.speeds:
+            return price.factor(self.tap.facts.speed)
+        return price.factor(*asked_speeds(self.request.body))
 
     def counted(self) -> tuple[int, int]:
         """Tokens of prompt and answer: as reported, else the gateway's own."""

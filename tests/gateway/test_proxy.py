@@ -112,6 +112,23 @@ async def test_an_answer_costs_the_price_of_the_speed_at_which_it_was_served(ser
     assert (found.answer.facts.speed, found.cost_usd) == (served, pytest.approx(factor * 27 / 1e6))
 
 
+@pytest.mark.parametrize(("asked", "factor"), [({"service_tier": "priority"}, 2), ({}, 1)])
+async def test_a_stream_that_is_cut_before_its_speed_is_told_costs_the_speed_asked_for(
+    asked: dict[str, str], factor: float
+) -> None:
+    """Else a caller would pay the standard by leaving early. The server tells the speed in its last event."""
+    priced = {"price": {"input": 0.0, "output": 10.0}, "accepts": {"speeds": {"flex": 0.5, "priority": 2}}}
+    async with (
+        Upstream([STREAM_HEAD + chunk(TOKEN), HANG]) as upstream,
+        running({"only": pool(upstream.url, **priced)}) as gateway,
+    ):
+        async with calling(gateway.url) as caller:
+            assert (await caller.ask(post({**CHAT, **asked, "stream": True})))[0] == 200
+        await eventually(lambda: gateway.recorder.recent)
+    (found,) = gateway.recorder.recent
+    assert (found.end, found.cost_usd) == (RequestOutcome.CLIENT_GONE, pytest.approx(factor * 10 / 1e6))
+
+
 @pytest.mark.parametrize(
     ("path", "method"),
     [("/v1/models", "GET"), ("/health", "GET"), ("/ready", "GET"), ("/nope", "GET"), ("/v1/chat/completions", "GET")],

@@ -41,7 +41,7 @@ from gateway.runtime import Runtime
 from gateway.wiring import Core
 from policies.latency.answer_lengths import LongestAnswers
 from policies.quota.key_limits import HEAD_CLAIM, NANO, Claim, KeyLimits, QuotaLimit, RefusalCause, Reservation
-from policies.types import Pool, Price, PromptEstimate
+from policies.types import Pool, PromptEstimate
 
 ESTIMATED = (QuotaLimit.TOKENS, QuotaLimit.COST)
 DOUBTED = 0.25  # of the tokens left
@@ -195,9 +195,6 @@ class AnswerBounds:
         each = UNKNOWN_ANSWER if self.longest is None else self.longest
         return self.choices * (each if self.cap is None else min(each, self.cap))
 
-    def factor(self, price: Price) -> float:
-        return max(map(price.factor, self.speeds), default=1.0)
-
     def billed(self, window: int | None, prompt: int) -> int:
         """Most tokens of all choices, for a limit of costs. `window`: context window of the pool; None: not known."""
         allowed = LONGEST_ANSWER if window is None else max(window - prompt, 1)
@@ -211,7 +208,7 @@ def claim_of(estimate: PromptEstimate, answer: AnswerBounds, pools: Mapping[str,
     doubt = 0 if estimate.counted else max(size - tokens, 0)
     cost = most = 0.0
     if answer.priced:
-        priced = [(pools[name], answer.factor(pools[name].price), each) for name, each in prompts.items()]
+        priced = [(pools[name], pools[name].price.factor(*answer.speeds), each) for name, each in prompts.items()]
         cost = max([factor * pool.price.at_most(prompt, output) for pool, factor, prompt in priced])
         most = max(
             [
