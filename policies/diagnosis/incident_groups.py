@@ -22,8 +22,9 @@ SUFFERED = 0.05  # share of misses that are not their caller's own doing, from w
 @dataclass(frozen=True, slots=True)
 class IncidentGroup:
     """`failed`, `late`: requests; `own`: how many of them are of the culprit itself. `over`: s over budgets, of failed
-    requests their whole time. `since`, `last`: Unix times at which the first and the latest ended. `request_id`: of
-    the request with this evidence. `caller`: the caller, where its own work is the reason."""
+    requests their whole time. `since`, `last`: Unix times at which the first and the latest ended; `failed_at`: the
+    latest of the failed. `request_id`: of the request with this evidence. `caller`: the caller, where its own work is
+    the reason."""
 
     route: str
     cause: str
@@ -39,12 +40,13 @@ class IncidentGroup:
     caller: str = ""
     own: int = 0
     witnessed: bool = True
+    failed_at: float = 0.0
 
     @classmethod
     def of(cls, route: str, verdict: CauseVerdict, at: float, request_id: str) -> IncidentGroup:
         """A single miss that ended at `at`."""
         failed, cause = int(verdict.failed), verdict.cause.value
-        found = (verdict.evidence, verdict.mend, request_id, verdict.own, 0, verdict.witnessed)
+        found = (verdict.evidence, verdict.mend, request_id, verdict.own, 0, verdict.witnessed, at * failed)
         return cls(route, cause, verdict.culprit, failed, 1 - failed, verdict.over, at, at, *found)
 
     @property
@@ -76,6 +78,7 @@ def joined(one: IncidentGroup, other: IncidentGroup) -> IncidentGroup:
         over=one.over + other.over,
         since=min(one.since, other.since),
         last=max(one.last, other.last),
+        failed_at=max(one.failed_at, other.failed_at),
     )
 
 

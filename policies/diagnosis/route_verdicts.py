@@ -76,11 +76,12 @@ def _verdict(counts: WindowCounts, incidents: Sequence[IncidentGroup], now: floa
 
 
 def _judged(counts: WindowCounts, state: RouteState, incidents: Sequence[IncidentGroup], now: float) -> RouteVerdict:
-    """Late requests do not keep a failure alive."""
-    own = [each for each in incidents if (each.late if state is RouteState.LATE else each.failed)]
+    """Late requests do not keep a failure alive, of its own incident neither."""
+    is_late = state is RouteState.LATE
+    own = [each for each in incidents if (each.late if is_late else each.failed)]
     told = own[0] if own else None
     text = f"{counts.route} {_trouble(counts, state)}{_because(told)}"
-    ago = now - max((each.last for each in own or incidents), default=now)
+    ago = now - max((each.last if is_late or not own else each.failed_at for each in own or incidents), default=now)
     if ago > RECOVERED:
         state, text = RouteState.RECOVERED, f"{text}; not in the last {_minutes(ago)}"
     return RouteVerdict(counts.route, state, text, told.mend if told else "", told.request_id if told else "")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from policies.diagnosis.causes import Cause, CauseVerdict
-from policies.diagnosis.incident_groups import IncidentGroup
+from policies.diagnosis.incident_groups import IncidentGroup, incidents
 from policies.diagnosis.route_verdicts import RouteState, RouteVerdict, WindowCounts, verdicts
 
 NOW = 1_000.0
@@ -93,6 +93,9 @@ def test_late_requests_within_the_promise_do_not_keep_a_failure_alive() -> None:
     found = verdict(counts(failed=1), failure, late)
     assert found.state is RouteState.RECOVERED
     assert found.text.endswith("no connection (small/a); not in the last 2 min")
+    (both,) = incidents([failure, incident(Cause.QUEUED, "small/a", failed=False)])
+    assert (both.last, both.failed_at) == (NOW - 1, NOW - 130)
+    assert verdict(counts(failed=1), both).state is RouteState.RECOVERED
 
 
 def test_a_failure_that_is_over_hides_no_trouble_that_is_not() -> None:
