@@ -129,7 +129,9 @@ def _because(incident: IncidentGroup | None) -> str:
 
 
 def _percent(share: float) -> str:
-    """Rounded down above 99%: a share that is not whole is not told as whole."""
+    """A share that is not whole is not told as whole, and one that is there not as none."""
+    if 0 < share < 0.001:
+        return "under 0.1%"
     return "100%" if share == 1 else f"{min(share * 100, 99.9):.1f}%".replace(".0%", "%")
 
 

@@ -57,6 +57,10 @@ def test_refused_requests_are_shed() -> None:
     assert (found.state, found.text) == (RouteState.SHEDS, "chat sheds 7% of 400 requests: engines full (large)")
 
 
+def test_few_of_very_many_are_not_told_as_none() -> None:
+    assert verdict(counts(asked=100_000, shed=5)).text == "chat sheds under 0.1% of 100000 requests"
+
+
 @pytest.mark.parametrize(
     ("of", "text"),
     [
