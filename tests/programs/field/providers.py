@@ -174,4 +174,5 @@ class _Tunnel(asyncio.Protocol):
             return
         status, media, answer = self._serve(self._host, method, path, body)
         head = f"HTTP/1.1 {status} X\r\ncontent-length: {len(answer)}\r\ncontent-type: ".encode()
-        self._transport.write(head + media + b"\r\n\r\n" + answer)
+        later = b"\r\nretry-after: 60" if status == 503 else b""  # none waits for it within a budget of a second
+        self._transport.write(head + media + later + b"\r\n\r\n" + answer)

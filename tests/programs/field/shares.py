@@ -18,8 +18,8 @@ ROUTES = {"alone": alone, "spare": with_spare, "further": with_further}
 
 @dataclass(frozen=True)
 class Plan:
-    """`seed`: of the first conversation. `apis`: names; empty: all. `steps`: of a session. `route`: a name of
-    ROUTES. `callers`: API keys that take turns."""
+    """`seed`: of the first conversation and of the first session. `apis`: names; empty: all. `steps`: of a session.
+    `route`: a name of ROUTES. `callers`: API keys that take turns."""
 
     conversations: int
     sessions: int
@@ -45,7 +45,8 @@ def carry_out(plan: Plan) -> Found:
     found, end = Found(), plan.seed + plan.conversations
     with ProcessPoolExecutor(plan.jobs, get_context("spawn")) as pool:
         parts = [pool.submit(_run, range(plan.seed + job, end, plan.jobs), plan) for job in range(plan.jobs)]
-        walks = [pool.submit(_walk, range(job, plan.sessions, plan.jobs), plan) for job in range(plan.jobs)]
+        last = plan.seed + plan.sessions
+        walks = [pool.submit(_walk, range(plan.seed + job, last, plan.jobs), plan) for job in range(plan.jobs)]
         for part in parts:
             found.short.add(part.result())
         for walk in walks:
