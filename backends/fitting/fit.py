@@ -22,22 +22,39 @@ from backends.fitting.hints import (
     fit_choices,
     fit_labels,
     fit_limit,
+    fit_output,
     fit_stops,
     fit_top_logprobs,
     without_persons,
 )
 from backends.fitting.media_limits import fit_media
 from backends.fitting.member_paths import Json
-from backends.fitting.members import fit_known_members, fit_members, fit_names_of_members, unknown_members
+from backends.fitting.members import (
+    fit_known_members,
+    fit_members,
+    fit_names_of_members,
+    unknown_members,
+    without_others,
+)
 from backends.fitting.names import fit_ids, fit_names, names_in_the_way
 from backends.fitting.names_in_answers import names_back
 from backends.fitting.past_turns import fit_history, fit_reasoning_items, refuses_reasoning, wants_history
-from backends.fitting.roles import fit_items, fit_roles, fit_texts, fit_turns, fit_user_turn, results_after_calls
+from backends.fitting.provider_tools import fit_provider_blocks
+from backends.fitting.roles import (
+    fit_first_turn,
+    fit_items,
+    fit_roles,
+    fit_texts,
+    fit_turns,
+    fit_user_turn,
+    results_after_calls,
+)
 from backends.fitting.sampling import fit_sampling
 from backends.fitting.schemas import fit_form, fit_schemas
 from backends.fitting.target import Author, Rule, Target
-from backends.fitting.thinking import efforts_of, fit_thinking
-from backends.fitting.tools import fit_leaning, fit_parallel, fit_tools
+from backends.fitting.thinking import efforts_of, fit_reasoning_wishes, fit_thinking
+from backends.fitting.tools import fit_empty_tools, fit_leaning, fit_parallel, fit_tools
+from backends.fitting.turn_order import fit_arguments, fit_order
 from backends.interface import Operation
 from backends.translation.omissions import Omissions
 from backends.translation.translation import Translation
@@ -107,6 +124,7 @@ def schema_rules_of(name: str) -> SchemaRules:
     return schema_rules(name)
 
 
+_ORDERS = ("alternation", "user_first", "user_after_results", "empty_turns")
 _SAMPLING = "temperature top_p top_k logprobs top_logprobs presence_penalty frequency_penalty"
 _THINKING = "reasoning_effort reasoning thinking output_config tool_choice response_format"
 _ROWS = (
@@ -120,8 +138,15 @@ _ROWS = (
     _row(fit_items, "input", _differs("developer"), _RESPONSES, is_mending=True),
     _row(fit_reasoning_items, "input", refuses_reasoning, _RESPONSES, is_mending=True),
     _row(results_after_calls, "messages", _always, _CHAT, of_gateway=True),
+    _row(fit_order, "messages", _differs(*_ORDERS), _CHAT, is_mending=True),
+    _row(fit_arguments, "messages", _differs("json_arguments"), _CHAT),
+    _row(fit_provider_blocks, "messages", _differs("provider_blocks"), _MESSAGES, is_mending=True),
     _row(fit_texts, "messages", _differs("empty_texts"), _MESSAGES, is_mending=True),
     _row(fit_turns, "messages", _differs("system", "prefill"), _MESSAGES),
+    _row(fit_first_turn, "messages", _differs("user_first"), _MESSAGES),
+    _row(fit_empty_tools, "tools", _differs("empty_tools"), _CHAT, is_mending=True),
+    _row(fit_output, " ".join((*LIMITS, "max_output_tokens")), _differs("output", "least_output")),
+    _row(fit_reasoning_wishes, "reasoning include", _differs("reasoning_items"), _RESPONSES, is_mending=True),
     _row(fit_tools, "tools", _differs("most_tools", "tools", "tool_choices")),
     _row(fit_parallel, "parallel_tool_calls", _differs("parallel_tool_calls")),
     _row(fit_thinking, _THINKING, _wants_thinking),
@@ -130,7 +155,7 @@ _ROWS = (
     _row(fit_form, "response_format output_config text", _differs("json_schema", "json_object")),
     _row(_fit_schemas, "tools response_format output_config text", _differs("schema", "strict_schema")),
     _row(fit_media, "messages input", _differs("media", "image_urls", "files", "details", "most_images")),
-    _row(fit_stops, "stop stop_sequences", _differs("stops", "stop_bytes")),
+    _row(fit_stops, "stop stop_sequences", _differs("stops", "stop_bytes", "blank_stops")),
     _row(fit_choices, "n", _differs("choices"), _CHAT),
     _row(fit_labels, "user safety_identifier metadata", _differs("user_length", "metadata"), _CHAT, _RESPONSES),
     _row(without_persons, "metadata", _always, _MESSAGES, of_gateway=True),
@@ -183,6 +208,8 @@ def _holds_for(row: _Row, author: Author) -> bool:
 def fit_for_translation(body: Json, operation: Operation, facts: Facts, told: Omissions) -> Json:
     """Remove members that the model refuses before a translation. The target dialect may lack such a member, and the
     translation would then refuse a request that the server can answer."""
+    if operation is Operation.CHAT:
+        body = without_others(body, told)
     return fit_stops(body, Target(operation, facts), told)
 
 

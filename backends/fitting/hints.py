@@ -17,6 +17,11 @@ from backends.translation.omissions import Omissions
 from backends.translation.request_members import refuse
 
 LIMITS = ("max_completion_tokens", "max_tokens")
+_OUTPUTS: Mapping[Operation, tuple[str, ...]] = {
+    Operation.CHAT: LIMITS,
+    Operation.MESSAGES: ("max_tokens",),
+    Operation.RESPONSES: ("max_output_tokens",),
+}
 _USERS = ("user", "safety_identifier")
 _A_PERSON = re.compile(r"[^@\s]+@[^@\s]+\.[^@\s]+|\+?[\d ()/-]{7,}")  # an e-mail address, a number of a telephone
 _STOPS: Mapping[Operation, str] = {Operation.CHAT: "stop", Operation.MESSAGES: "stop_sequences"}
@@ -30,13 +35,35 @@ def fit_limit(body: Json, target: Target, told: Omissions) -> Json:
     return {**without(body, *LIMITS), limit: min(given) if all(type(each) is int for each in given) else given[0]}
 
 
+def fit_output(body: Json, target: Target, told: Omissions) -> Json:
+    """The limit of the output within what the model can write and the server takes."""
+    most, found = target.facts.output, body
+    least = target.facts.least_output if target.operation is Operation.RESPONSES else None
+    for name in _OUTPUTS[target.operation]:
+        given = body.get(name)
+        if type(given) is not int or given <= 0:
+            continue
+        fitted = max(given, least or given) if most is None else min(max(given, least or given), most)
+        if fitted != given:
+            told.leave_out(name)
+            found = _with_budget({**found, name: fitted}, fitted)
+    return found
+
+
+def _with_budget(body: Json, limit: int) -> Json:
+    """Thinking within the limit, where it has a budget of its own."""
+    budget = value_at(body, ("thinking", "budget_tokens"))
+    return put(body, ("thinking", "budget_tokens"), limit - 1) if type(budget) is int and budget >= limit else body
+
+
 def fit_stops(body: Json, target: Target, told: Omissions) -> Json:
     facts, name = target.facts, _STOPS.get(target.operation, "")
     stops = opened(body.get(name))
-    if not stops or (facts.stops is None and facts.stop_bytes is None):
+    if not stops or (facts.stops is None and facts.stop_bytes is None and facts.blank_stops):
         return body
     given = [stops] if isinstance(stops, str) else [opened(stop) for stop in stops]
     kept = [stop for stop in given if facts.stop_bytes is None or len(str(stop).encode()) <= facts.stop_bytes]
+    kept = [stop for stop in kept if facts.blank_stops or str(stop).strip()]
     kept = kept if facts.stops is None else kept[: facts.stops]
     if len(kept) == len(given):
         return body

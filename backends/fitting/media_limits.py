@@ -106,6 +106,16 @@ def _image(part: Json, target: Target, told: Omissions) -> Any:
     return part
 
 
+def _document(part: Json, target: Target, told: Omissions) -> Any:
+    """Of Messages. A document of text is a text where the server takes no files."""
+    source = opened(part.get("source")) or {}
+    if target.facts.files:
+        return part
+    if source.get("type") == "text":
+        return {"type": "text", "text": opened(source.get("data"))}
+    return _refused("document", "the server takes no files", told)
+
+
 def _file(part: Json, target: Target, told: Omissions) -> Any:
     return part if target.facts.files else _refused("file", "the server takes no files", told)
 
@@ -124,6 +134,7 @@ _FITS: Mapping[str, Callable[[Json, Target, Omissions], Any]] = {
     "image_url": _image_url,
     "input_image": _input_image,
     "image": _image,
+    "document": _document,
     "file": _file,
     "input_file": _file,
 }

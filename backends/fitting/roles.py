@@ -22,6 +22,7 @@ from backends.translation.request_members import refuse
 
 _SYSTEM = ("system", "developer")
 _WORDS = (b'"system"', b'"developer"')
+OPENING: Json = {"role": "user", "content": "Hello."}  # before a turn of the assistant that opens the conversation
 
 
 class _Role(msgspec.Struct):
@@ -68,7 +69,7 @@ def _systems_first(messages: Sequence[Any]) -> list[Any]:
     head = list(messages[:leading])
     if leading > 1:
         contents = [opened(message).get("content") for message in head]
-        head = [{"role": "system", "content": _joined(contents)}]
+        head = [{"role": "system", "content": joined(contents)}]
     return head + _as_user_text(messages[leading:], roles[leading:])
 
 
@@ -80,7 +81,7 @@ def _as_user_text(messages: Sequence[Any], roles: Sequence[str]) -> list[Any]:
             waiting.append(opened(message).get("content"))
         elif waiting and role == "user":
             turn = opened(message)
-            found.append({**turn, "content": _joined([*waiting, turn.get("content")])})
+            found.append({**turn, "content": joined([*waiting, turn.get("content")])})
             waiting = []
         else:
             if waiting and role != "tool":
@@ -95,12 +96,12 @@ def _as_user_text(messages: Sequence[Any], roles: Sequence[str]) -> list[Any]:
 def _add_user_text(found: list[Any], waiting: Sequence[Any]) -> None:
     if found and role_of(found[-1]) == "user":
         turn = opened(found[-1])
-        found[-1] = {**turn, "content": _joined([turn.get("content"), *waiting])}
+        found[-1] = {**turn, "content": joined([turn.get("content"), *waiting])}
     else:
-        found.append({"role": "user", "content": _joined(waiting)})
+        found.append({"role": "user", "content": joined(waiting)})
 
 
-def _joined(contents: Sequence[Any]) -> Any:
+def joined(contents: Sequence[Any]) -> Any:
     """Contents as one: texts as a text, else the parts of all."""
     given = [content for content in contents if content]
     if all(isinstance(content, str) for content in given):
@@ -165,6 +166,14 @@ def _systems_as_user_blocks(turns: Sequence[Json]) -> list[Json]:
             waiting = []
             found.append(turn)
     return [*found, {"role": "user", "content": waiting}] if waiting else found
+
+
+def fit_first_turn(body: Json, target: Target, told: Omissions) -> Json:
+    """Of Messages: the user opens the conversation."""
+    turns = body["messages"]
+    if not turns or opened(turns[0]).get("role") == "user":
+        return body
+    return {**body, "messages": [OPENING, *turns]}
 
 
 def fit_texts(body: Json, target: Target, told: Omissions) -> Json:

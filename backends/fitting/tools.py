@@ -11,7 +11,7 @@ from typing import Any
 from backends.facts.model_facts import ToolsAt
 from backends.fitting.member_paths import Json, objects, opened, put, value_at, without
 from backends.fitting.target import EFFORT, Target
-from backends.fitting.thinking import OFF, is_thinking
+from backends.fitting.thinking import OFF, is_forced, is_thinking
 from backends.interface import Operation
 from backends.translation.omissions import Omissions
 from backends.translation.request_members import refuse
@@ -89,6 +89,13 @@ def _with_allowed_alone(body: Json, choice: Mapping[str, Any]) -> Json:
 
 def _named_alone(tools: Any, names: set[str]) -> list[Any]:
     return [tool for tool in opened(tools) if name_of(opened(tool)) in names]
+
+
+def fit_empty_tools(body: Json, target: Target, told: Omissions) -> Json:
+    """Of a chat: an empty list of tools, and the members that need tools."""
+    if opened(body.get("tools")) != []:
+        return body
+    return without(body, "tools") if is_forced(body) else without(body, "tools", *_LEANING)
 
 
 def fit_parallel(body: Json, target: Target, told: Omissions) -> Json:

@@ -99,6 +99,8 @@ class FittedBodies:
             target = self._plan(operation, server.facts, Author.GATEWAY).target
             if takes_responses(request.body, operation, target):
                 return chain(operation, frozenset({Operation.RESPONSES}))
+        if operation is Operation.MESSAGES and server.facts.alternation and Operation.CHAT in server.spoken:
+            return chain(operation, frozenset({Operation.CHAT}))  # results beside a text are two turns of a template
         return chain(operation, server.spoken)
 
     def own(

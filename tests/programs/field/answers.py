@@ -59,6 +59,8 @@ def new_turn(asked: Asked, ids: str, random: Random) -> Turn:
     """`ids`: the way in which the API makes the ids of calls."""
     mark = f"zq{random.getrandbits(48):012x}"
     thought = f"I consider {mark} carefully." if asked.thinks else ""
+    if thought and asked.forced is None and random.random() < 0.02:
+        return Turn(mark, "", thought, (), "length")  # all of the limit went into thinking
     calls_any = asked.forced is not None or (bool(asked.tools) and asked.schema is None and random.random() < 0.6)
     if calls_any and asked.tools:
         known = [tool for tool in asked.tools if tool.name == asked.forced] or list(asked.tools)
@@ -90,8 +92,8 @@ def new_id(style: str, name: str, place: int, random: Random) -> str:
 
 
 def _arguments(schema: Mapping[str, Any], mark: str) -> Any:
-    found = _value(schema, mark)
-    return found if isinstance(found, dict) and MARK.search(json.dumps(found)) else {**(found or {}), "note": mark}
+    found = {name: _value(inner, mark) for name, inner in (schema.get("properties") or {}).items()}
+    return found if MARK.search(json.dumps(found)) else {**found, "note": mark}
 
 
 def _value(schema: Mapping[str, Any], mark: str) -> Any:

@@ -39,6 +39,13 @@ def verify_responses(target: Target, body: Body) -> list[Violation]:
         *(violation for at, item in enumerate(items) for violation in _item(target, item, at)),
         *_pairs(target, items),
     ]
+    found += shared.longest_output(target, body, ("max_output_tokens",))
+    if target.rule("encrypted_items") == "refused" and "reasoning.encrypted_content" in (body.get("include") or ()):
+        message = "Encrypted content is not supported with this model."
+        found.append(Violation("encrypted_content of a model without", "include", message))
+    if target.rule("encrypted_items") == "refused" and body.get("reasoning"):
+        message = "Unsupported parameter: 'reasoning.summary' is not supported with this model."
+        found.append(Violation("member reasoning.summary", "reasoning.summary", message, "unsupported_parameter"))
     least = target.rule("least_output")
     if least and body.get("max_output_tokens") is not None and body["max_output_tokens"] < least:
         message = f"Invalid 'max_output_tokens': integer below minimum value. Expected a value >= {least}."

@@ -23,6 +23,18 @@ _PROPERTIES: tuple[dict[str, Any], ...] = (
 )
 
 
+_ROOTS: tuple[dict[str, Any], ...] = (
+    {"type": "object"},
+    {"type": "object", "properties": {}},
+    {
+        "type": "object",
+        "properties": {"a": {"type": "string"}, "b": {"type": "string"}},
+        "anyOf": [{"required": ["a"]}],
+    },
+    {"properties": {"a": {"oneOf": [{"type": "string"}, {"type": "number"}]}}},
+)
+
+
 def schema(random: Random) -> dict[str, Any]:
     """The schema of a tool, as libraries write it."""
     chosen = random.sample(_PROPERTIES, 3)
@@ -32,7 +44,10 @@ def schema(random: Random) -> dict[str, Any]:
         found["$schema"] = "http://json-schema.org/draft-07/schema#"
     if random.random() < 0.5:
         found["additionalProperties"] = False
-    return found
+    if random.random() < 0.1:
+        found["$defs"] = {"place": {"type": "object", "properties": {"x": {"type": "number"}}, "required": ["x"]}}
+        found["properties"]["p2"] = {"$ref": "#/$defs/place"}
+    return random.choice(_ROOTS) if random.random() < 0.1 else found
 
 
 def strict_schema(random: Random) -> dict[str, Any]:
@@ -56,6 +71,18 @@ def chat_tools(random: Random, number: int) -> list[Any]:
         }
         for name in _names(random, 64)[:number]
     ]
+
+
+def strict_tools(random: Random, number: int) -> list[Any]:
+    """Tools whose arguments are held to their schema."""
+    tools = chat_tools(random, number)
+    for tool in tools:
+        tool["function"] |= {"strict": True, "parameters": strict_schema(random)}
+    return tools
+
+
+def custom_tool() -> dict[str, Any]:
+    return {"type": "custom", "custom": {"name": "run_code", "description": "Runs", "format": {"type": "text"}}}
 
 
 def messages_tools(random: Random, *, search: bool) -> list[Any]:
