@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,12 +64,18 @@ FITTED = frozenset({_CHAT, _MESSAGES, _RESPONSES})  # operations with fitted bod
 _NOTHING_KNOWN = Facts()
 
 Wanted = Callable[[Target], bool]
+Words = Callable[[Target], tuple[bytes, ...]]
+
+
+def _no_words(target: Target) -> tuple[bytes, ...]:
+    return ()
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
     """A fitting rule, the body members it reads, and a predicate on the facts that enables the rule. `is_mending`: the
-    rule loses no content, so it applies to every author's bodies."""
+    rule loses no content, so it applies to every author's bodies. `words`: a body as written that holds none of these
+    stays unchanged by the rule; empty: the members alone decide."""
 
     rule: Rule
     members: frozenset[str]
@@ -77,6 +83,7 @@ class _Row:
     operations: frozenset[Operation] = FITTED
     is_mending: bool = False
     of_gateway: bool = False  # only for bodies written by a translation
+    words: Words = _no_words
 
 
 def _differs(*names: str) -> Wanted:
@@ -111,9 +118,27 @@ def _row(
     *operations: Operation,
     is_mending: bool = False,
     of_gateway: bool = False,
+    words: Words = _no_words,
 ) -> _Row:
     of = frozenset(operations) or FITTED
-    return _Row(rule, frozenset(members.split()), wanted, of, is_mending, of_gateway)
+    return _Row(rule, frozenset(members.split()), wanted, of, is_mending, of_gateway, words)
+
+
+def _of_roles(target: Target) -> tuple[bytes, ...]:
+    is_elsewhere = target.author is Author.GATEWAY or target.facts.system is not System.ANYWHERE
+    return () if is_elsewhere and target.operation is _CHAT else (b'"developer"',)
+
+
+def _of_media(target: Target) -> tuple[bytes, ...]:
+    return () if _differs(*_IMAGES)(target) else (b'"file"', b'"document"', b'"input_file"')
+
+
+def _of_calls(target: Target) -> tuple[bytes, ...]:
+    return (b'"tool_calls"',)
+
+
+def _of_providers(target: Target) -> tuple[bytes, ...]:
+    return (b'_tool_use"', b'_tool_result"', b'"search_result"', b'"compaction"')
 
 
 def _fit_schemas(body: Json, target: Target, told: Omissions) -> Json:
@@ -124,6 +149,7 @@ def schema_rules_of(name: str) -> SchemaRules:
     return schema_rules(name)
 
 
+_IMAGES = ("media", "image_urls", "details", "most_images")
 _ORDERS = ("alternation", "user_first", "user_after_results", "empty_turns")
 _SAMPLING = "temperature top_p top_k logprobs top_logprobs presence_penalty frequency_penalty"
 _THINKING = "reasoning_effort reasoning thinking output_config tool_choice response_format"
@@ -133,14 +159,21 @@ _ROWS = (
     _row(fit_members, "", _differs("refused"), is_mending=True),
     _row(fit_known_members, "", _differs("members"), _CHAT, is_mending=True),
     _row(fit_history, "messages", wants_history, _CHAT, is_mending=True),
-    _row(fit_roles, "messages", _wants_roles, _CHAT, is_mending=True),
+    _row(fit_roles, "messages", _wants_roles, _CHAT, is_mending=True, words=_of_roles),
     _row(fit_user_turn, "messages", _differs("user_turn"), _CHAT),
-    _row(fit_items, "input", _differs("developer"), _RESPONSES, is_mending=True),
+    _row(fit_items, "input", _differs("developer"), _RESPONSES, is_mending=True, words=_of_roles),
     _row(fit_reasoning_items, "input", refuses_reasoning, _RESPONSES, is_mending=True),
     _row(results_after_calls, "messages", _always, _CHAT, of_gateway=True),
     _row(fit_order, "messages", _differs(*_ORDERS), _CHAT, is_mending=True),
-    _row(fit_arguments, "messages", _differs("json_arguments"), _CHAT),
-    _row(fit_provider_blocks, "messages", _differs("provider_blocks"), _MESSAGES, is_mending=True),
+    _row(fit_arguments, "messages", _differs("json_arguments"), _CHAT, words=_of_calls),
+    _row(
+        fit_provider_blocks,
+        "messages",
+        _differs("provider_blocks"),
+        _MESSAGES,
+        is_mending=True,
+        words=_of_providers,
+    ),
     _row(fit_texts, "messages", _differs("empty_texts"), _MESSAGES, is_mending=True),
     _row(fit_turns, "messages", _differs("system", "prefill"), _MESSAGES),
     _row(fit_first_turn, "messages", _differs("user_first"), _MESSAGES),
@@ -154,7 +187,7 @@ _ROWS = (
     _row(fit_top_logprobs, "top_logprobs", _differs("top_logprobs")),
     _row(fit_form, "response_format output_config text", _differs("json_schema", "json_object")),
     _row(_fit_schemas, "tools response_format output_config text", _differs("schema", "strict_schema")),
-    _row(fit_media, "messages input", _differs("media", "image_urls", "files", "details", "most_images")),
+    _row(fit_media, "messages input", _differs(*_IMAGES, "files"), words=_of_media),
     _row(fit_stops, "stop stop_sequences", _differs("stops", "stop_bytes", "blank_stops")),
     _row(fit_choices, "n", _differs("choices"), _CHAT),
     _row(fit_labels, "user safety_identifier metadata", _differs("user_length", "metadata"), _CHAT, _RESPONSES),
@@ -166,15 +199,31 @@ _ROWS = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Concerns:
+    """Signs that a body may have to be changed: one of the members, or one of the words in the body as written."""
+
+    members: frozenset[str] = frozenset()
+    words: frozenset[bytes] = frozenset()
+
+    def holds(self, body: Mapping[str, Any], written: bytes) -> bool:
+        return not self.members.isdisjoint(body) or any(word in written for word in self.words)
+
+    def __or__(self, other: Concerns) -> Concerns:
+        return Concerns(self.members | other.members, self.words | other.words)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """Rules for bodies of an author at a target. `members`: body members that any rule reads."""
+    """Rules for bodies of an author at a target. `members`: body members that any rule reads. `concerns`: the bodies
+    that a rule may change."""
 
     target: Target
     rules: tuple[Rule, ...]
     members: frozenset[str]
+    concerns: Concerns
 
-    def concerns(self, body: Mapping[str, Any]) -> bool:
+    def reads(self, body: Mapping[str, Any]) -> bool:
         return not self.members.isdisjoint(body)
 
 
@@ -190,13 +239,28 @@ def plan(operation: Operation, facts: Facts, author: Author) -> Plan:
     target = Target(operation, facts, author)
     rows = [row for row in _ROWS if operation in row.operations and row.wanted(target) and _holds_for(row, author)]
     members = frozenset[str]().union(*(row.members for row in rows))
+    more = _named_by_facts(rows, facts)
+    return Plan(target, tuple(row.rule for row in rows), members | more, _concerns(rows, target, more))
+
+
+def _concerns(rows: Sequence[_Row], target: Target, members: frozenset[str]) -> Concerns:
+    found = Concerns(members)
+    for row in rows:
+        words = row.words(target)
+        found |= Concerns(words=frozenset(words)) if words else Concerns(row.members)
+    return found
+
+
+def _named_by_facts(rows: Sequence[_Row], facts: Facts) -> frozenset[str]:
+    """Members that no row names, but the facts."""
+    members = frozenset[str]()
     if any(row.rule is fit_members for row in rows):
         members |= {name.partition(".")[0] for name in facts.refused}
     if any(row.rule is fit_known_members for row in rows):
         members |= unknown_members(facts.members or frozenset())
     if any(row.rule is fit_names_of_members for row in rows):
         members |= facts.renamed.keys()
-    return Plan(target, tuple(row.rule for row in rows), members)
+    return members
 
 
 def _holds_for(row: _Row, author: Author) -> bool:

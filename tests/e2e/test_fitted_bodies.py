@@ -211,6 +211,17 @@ async def test_a_speed_hint_is_left_out_and_told() -> None:
     assert (result.status, result.told) == (200, set(hints))
 
 
+async def test_hints_of_other_servers_are_left_out_and_told_and_an_effort_among_them_is_the_dialects() -> None:
+    """Members of OpenRouter and of vLLM, from a chat caller whose route has a Claude."""
+    hints: Json = {"provider": {"sort": "price"}, "transforms": [], "min_p": 0.1, "chat_template_kwargs": {}}
+    asked = {"messages": ASKED, "reasoning": {"effort": "high"}, **hints}
+    result = await exchange(CHAT, asked, claude("claude-opus-5"))
+    assert (result.status, result.told) == (200, {"provider", "min_p"})
+    assert result.got["output_config"] == {"effort": "high"}
+    result = await exchange(CHAT, {"messages": ASKED, "enable_thinking": False}, claude("claude-opus-4-6"))
+    assert (result.got["thinking"], result.told) == ({"type": "disabled"}, set())
+
+
 # ------------------------------------------------------------------- reasoning that a model wants back (4)
 
 
@@ -258,6 +269,16 @@ async def test_a_custom_tool_is_a_function_of_one_text_where_the_server_knows_no
     result = await exchange(RESPONSES, {"input": history, "tools": tools}, chat("deepseek", "deepseek-v4"))
     [called] = result.got["messages"][1]["tool_calls"]
     assert (called["type"], json.loads(called["function"]["arguments"])) == ("function", {"input": '*** Begin\n"x"'})
+
+
+async def test_a_custom_call_of_a_server_without_ids_has_an_id() -> None:
+    """The result names it."""
+    tools = [{"type": "custom", "custom": {"name": "run"}}]
+    made = {"type": "function", "function": {"name": "run", "arguments": '{"input": "x"}'}}
+    result = await exchange(CHAT, {"messages": ASKED, "tools": tools}, chat("compatible", "m", calls(made)))
+    [called] = result.body["choices"][0]["message"]["tool_calls"]
+    assert called["custom"] == {"name": "run", "input": "x"}
+    assert called["id"]
 
 
 NAMESPACE: Json = {

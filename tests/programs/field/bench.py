@@ -8,12 +8,12 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from random import Random
 from typing import Any
 
 from tests.programs.field.caller_checks import check, read
 from tests.programs.field.callers import Field, Reply, alone, field_of_apis, with_spare
 from tests.programs.field.clients import Client
+from tests.programs.field.dice import Dice, dice
 from tests.programs.field.providers import Accounts, Exchange
 from tests.programs.field.rules import Target, Violation, by_api, targets
 from tests.programs.field.shapes import new_client
@@ -69,7 +69,7 @@ class Conversation:
 
     seed: int
     client: Client
-    random: Random
+    random: Dice
     results: Results
     apis: Field
     route: Callable[[Target], str]
@@ -190,17 +190,19 @@ async def run(
     apis: tuple[str, ...] = (),
     route: Callable[[Target], str] = with_spare,
     callers: int = 1,
+    odd: bool = True,
 ) -> Results:
-    """Every conversation against every API; a third of the steps is answered by any other. `callers`: take turns."""
+    """Every conversation against every API; a third of the steps is answered by any other. `callers`: take turns;
+    `odd`: some send what few clients do."""
     results = Results()
     async with field_of_apis() as field_:
         for seed in seeds:
             for api, models in by_api().items():
                 if apis and api not in apis:
                     continue
-                random = Random(seed * 1009 + sum(map(ord, api)))
+                random = dice(seed * 1009 + sum(map(ord, api)), odd=odd)
                 conversation = Conversation(
-                    seed, new_client(seed), random, results, field_, route, seed // 11 % callers
+                    seed, new_client(seed, odd=odd), random, results, field_, route, seed // 11 % callers
                 )
                 await _converse(conversation, models[seed % len(models)], steps, apis)
     return results
@@ -219,7 +221,7 @@ async def sessions(seeds: range, steps: int, *, route: Callable[[Target], str] =
     results, unanswered = Results(), 0
     async with field_of_apis() as field_:
         for seed in seeds:
-            random = Random(seed)
+            random = dice(seed, odd=True)
             conversation = Conversation(seed, new_client(seed), random, results, field_, route)
             target = random.choice(targets())
             for step in range(steps):

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from random import Random
 from typing import Any
 
 from backends.interface import Operation
+from tests.programs.field.dice import Dice
 
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 DATA_URL = f"data:image/png;base64,{PIXEL}"
@@ -26,7 +26,7 @@ class Client:
     """`history`: in the caller's own dialect. `returns_state`: all that an answer held comes back."""
 
     shape: str
-    random: Random
+    random: Dice
     options: dict[str, Any] = field(default_factory=dict)
     tools: list[Any] = field(default_factory=list)
     history: list[Any] = field(default_factory=list)

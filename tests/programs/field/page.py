@@ -24,6 +24,7 @@ def page(plan: Plan, carried: Found, rows: int) -> str:
     found, long, conversations = carried.short, carried.long, plan.conversations
     command = f"python -m tests.programs.field --conversations {conversations} --sessions {plan.sessions}"
     command += f" --{plan.route}" * (plan.route != "spare")
+    command += " --plain" * (not plan.odd)
     command += f" --without-facts --callers {plan.callers}" * plan.without_facts
     asked, steps = sum(found.requests.values()), sum(long.requests.values())
     refused = sum(count for (_, form), count in long.classes.items() if form == REFUSED)
