@@ -20,12 +20,12 @@ import msgspec
 from msgspec import Raw
 
 from backends.fitting.member_paths import Json, opened
-from backends.fitting.roles import OPENING, joined, role_of
+from backends.fitting.roles import OPENING
+from backends.fitting.system_turns import SYSTEM, joined, role_of
 from backends.fitting.target import Target
 from backends.translation.omissions import Omissions
 from backends.translation.tool_arguments import as_object
 
-_SYSTEM = ("system", "developer")
 _SPEAKERS = ("user", "assistant")
 _BETWEEN: Json = {"role": "assistant", "content": "OK."}  # between results and what the user says
 _object = msgspec.json.Decoder(dict[str, Raw]).decode
@@ -89,7 +89,7 @@ def _answered(messages: Sequence[Any]) -> list[Any]:
 
 
 def _opened_by_user(messages: list[Any]) -> list[Any]:
-    first = next((place for place, message in enumerate(messages) if role_of(message) not in _SYSTEM), None)
+    first = next((place for place, message in enumerate(messages) if role_of(message) not in SYSTEM), None)
     if first is None or role_of(messages[first]) == "user":
         return messages
     return [*messages[:first], OPENING, *messages[first:]]
