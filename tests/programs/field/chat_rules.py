@@ -263,6 +263,8 @@ def _parts(target: Target, parts: Sequence[Any], role: Any, at: int) -> Iterator
             yield Violation(f"messages.content.{extra[0]}", f"{path}.{extra[0]}", f"property '{path}' is unsupported")
         if kind == "text" and part.get("text") == "":
             yield Violation("empty text part", path, "text content blocks must be non-empty")
+        if kind == "file" and target.rule("files") == "refused":
+            yield Violation("content part file", path, "Unknown part type: file", None, True)
         if kind != "image_url":
             continue
         if role in ("tool", "system"):

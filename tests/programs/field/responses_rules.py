@@ -135,6 +135,8 @@ def _part(target: Target, part: Mapping[str, Any], role: Any, at: str) -> Iterat
     wrong = kind not in _PARTS or (role == "assistant") != (kind in ("output_text", "refusal"))
     if wrong and target.api in ("openai", "azure"):
         yield Violation(f"part {kind} of the {role}", at, f"Invalid value: '{kind}'.", "invalid_value")
+    if kind == "input_file" and target.rule("files") == "refused":
+        yield Violation("content part file", at, "Unknown part type: input_file", None, True)
     details = target.rule("details", "responses")
     if kind == "input_image" and details and part.get("detail") not in (None, *details):
         yield Violation("image detail", f"{at}.detail", f"Invalid value: '{part['detail']}'.")
