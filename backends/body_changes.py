@@ -18,9 +18,9 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from backends.fitting import member_paths
-from backends.fitting.member_paths import Act, path_of, walked
-from backends.fitting.system_turns import folded
+from backends import member_paths
+from backends.member_paths import Act, path_of, walked
+from backends.system_turns import folded
 
 Json = dict[str, Any]
 Scalar = str | int | float | bool | None

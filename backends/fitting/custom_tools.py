@@ -14,10 +14,10 @@ from typing import Any
 import msgspec
 
 from backends.fitting.input_text import InputText, input_of
-from backends.fitting.member_paths import Json, objects, opened
 from backends.fitting.names_in_answers import same_dialect_error
 from backends.fitting.tools import name_of
 from backends.interface import Failure, Operation
+from backends.member_paths import Json, objects, opened
 from backends.stream.sse import ServerSentEvent
 from backends.translation.omissions import Omissions
 from backends.translation.streamed_calls import StreamedCalls, call_delta

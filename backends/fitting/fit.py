@@ -28,7 +28,6 @@ from backends.fitting.hints import (
     without_persons,
 )
 from backends.fitting.media_limits import fit_media
-from backends.fitting.member_paths import Json
 from backends.fitting.members import (
     fit_known_members,
     fit_members,
@@ -56,6 +55,7 @@ from backends.fitting.thinking import efforts_of, fit_reasoning_wishes, fit_thin
 from backends.fitting.tools import fit_empty_tools, fit_leaning, fit_parallel, fit_tools
 from backends.fitting.turn_order import fit_arguments, fit_order
 from backends.interface import Operation
+from backends.member_paths import Json
 from backends.translation.omissions import Omissions
 from backends.translation.translation import Translation
 

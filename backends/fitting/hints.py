@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any
 
-from backends.fitting.member_paths import ABSENT, Json, altered, opened, put, value_at, without
 from backends.fitting.target import Target
 from backends.interface import Operation
+from backends.member_paths import ABSENT, Json, altered, opened, put, value_at, without
 from backends.translation.omissions import Omissions
 from backends.translation.request_members import refuse
 

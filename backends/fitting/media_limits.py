@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from backends.fitting.member_paths import ABSENT, Json, Path, altered, opened, values_at
 from backends.fitting.target import Target
 from backends.interface import Operation
+from backends.member_paths import ABSENT, Json, Path, altered, opened, values_at
 from backends.translation.omissions import Omissions
 from backends.translation.request_members import refuse
 from backends.translation.tool_arguments import split_data_url

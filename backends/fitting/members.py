@@ -9,9 +9,9 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from backends.fitting.member_paths import ABSENT, Absent, Json, altered, opened, path_of, value_at, without
 from backends.fitting.target import Author, Target
 from backends.fitting.thinking import is_forced
+from backends.member_paths import ABSENT, Absent, Json, altered, opened, path_of, value_at, without
 from backends.translation.omissions import Omissions
 from backends.translation.request_members import refuse
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from backends.fitting.member_paths import Json, opened
 from backends.fitting.target import Target
+from backends.member_paths import Json, opened
 from backends.translation.messages_to_chat.provider_blocks import as_text, is_providers
 from backends.translation.omissions import Omissions
 

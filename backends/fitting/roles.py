@@ -13,9 +13,9 @@ from typing import Any
 from msgspec import Raw
 
 from backends.facts.model_facts import System
-from backends.fitting.member_paths import Json, opened, without
-from backends.fitting.system_turns import SYSTEM, folded, parts_of, role_of
 from backends.fitting.target import Author, Target
+from backends.member_paths import Json, opened, without
+from backends.system_turns import SYSTEM, folded, parts_of, role_of
 from backends.translation.omissions import Omissions
 from backends.translation.request_members import refuse
 

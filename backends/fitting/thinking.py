@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 from backends.body_changes import EFFORTS
 from backends.facts.model_facts import Forced
-from backends.fitting.member_paths import ABSENT, Absent, Json, opened, put, value_at, without
 from backends.fitting.target import EFFORT, Target
 from backends.interface import Operation
+from backends.member_paths import ABSENT, Absent, Json, opened, put, value_at, without
 from backends.translation.omissions import Omissions
 from backends.translation.request_members import refuse
 

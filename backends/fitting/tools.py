@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from backends.facts.model_facts import ToolsAt
-from backends.fitting.member_paths import Json, objects, opened, put, value_at, without
 from backends.fitting.target import EFFORT, Target
 from backends.fitting.thinking import OFF, is_forced, is_thinking
 from backends.interface import Operation
+from backends.member_paths import Json, objects, opened, put, value_at, without
 from backends.translation.omissions import Omissions
 from backends.translation.request_members import refuse
 

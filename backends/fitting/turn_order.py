@@ -19,10 +19,10 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from backends.fitting.member_paths import Json, opened
 from backends.fitting.roles import OPENING
-from backends.fitting.system_turns import SYSTEM, joined, role_of
 from backends.fitting.target import Target
+from backends.member_paths import Json, opened
+from backends.system_turns import SYSTEM, joined, role_of
 from backends.translation.omissions import Omissions
 from backends.translation.tool_arguments import as_object
 

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from backends.fitting.member_paths import opened
+from backends.member_paths import opened
 
 SYSTEM = ("system", "developer")
 _WORDS = (b'"system"', b'"developer"')
