@@ -8,6 +8,7 @@ where it holds the last name of the path.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
@@ -44,11 +45,17 @@ def objects(value: Any) -> list[Mapping[str, Any]]:
     return [each for each in map(opened, value) if isinstance(each, Mapping)] if isinstance(value, list) else []
 
 
+@lru_cache(1024)
+def _quoted(name: str) -> bytes:
+    """A name as it stands in JSON."""
+    return f'"{name}"'.encode()
+
+
 def walked(value: Any, path: Path, act: Act, decode: Decode = opened) -> Any:
     """A copy of `value` with `act` applied to each object that holds the last name of the path. `decode`: of `Raw`
     values on the way."""
     if isinstance(value, Raw):
-        if b'"%b"' % path[-1].encode() not in bytes(value):
+        if _quoted(path[-1]) not in bytes(value):
             return value
         decoded = decode(value)
         found = walked(decoded, path, act, decode)
@@ -84,7 +91,7 @@ def altered(value: Any, path: Path, change: Callable[[Any], Any]) -> Any:
 def values_at(value: Any, path: Path) -> Iterator[Any]:
     """The members at the path, decoded."""
     if isinstance(value, Raw):
-        if path and b'"%b"' % path[-1].encode() not in bytes(value):
+        if path and _quoted(path[-1]) not in bytes(value):
             return
         value = _decode(value)
     if not path:

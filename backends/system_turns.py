@@ -18,23 +18,22 @@ from msgspec import Raw
 from backends.member_paths import opened
 
 SYSTEM = ("system", "developer")
-_WORDS = (b'"system"', b'"developer"')
 
 
 class _Role(msgspec.Struct):
-    role: str = ""
+    role: Any = ""
 
 
 _role = msgspec.json.Decoder(_Role).decode
 
 
 def role_of(message: Any) -> str:
-    """Role of a message; `other` of one that is undecoded and of no role that is looked for."""
-    if isinstance(message, Raw):
-        if not any(word in bytes(message) for word in _WORDS) and b'"user"' not in bytes(message):
-            return "tool" if b'"tool"' in bytes(message) and _role(message).role == "tool" else "other"
-        return _role(message).role
-    return str(message.get("role", "")) if isinstance(message, dict) else ""
+    """Role of a message; empty: it has none. Of an undecoded message the role alone is decoded."""
+    try:
+        role = _role(message).role if isinstance(message, Raw) else message.get("role")
+    except (msgspec.DecodeError, AttributeError):
+        return ""
+    return role if isinstance(role, str) else ""
 
 
 def folded(messages: Sequence[Any]) -> list[Any]:

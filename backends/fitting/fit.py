@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from backends.facts.fact_rows import schema_rules
 from backends.facts.model_facts import Facts, Forced, SchemaRules, System
 from backends.fitting.hints import (
@@ -62,6 +64,7 @@ from backends.translation.translation import Translation
 _CHAT, _MESSAGES, _RESPONSES = Operation.CHAT, Operation.MESSAGES, Operation.RESPONSES
 FITTED = frozenset({_CHAT, _MESSAGES, _RESPONSES})  # operations with fitted bodies
 _NOTHING_KNOWN = Facts()
+_encode = msgspec.json.Encoder().encode
 
 Wanted = Callable[[Target], bool]
 Words = Callable[[Target], tuple[bytes, ...]]
@@ -130,7 +133,8 @@ def _of_roles(target: Target) -> tuple[bytes, ...]:
 
 
 def _of_media(target: Target) -> tuple[bytes, ...]:
-    return () if _differs(*_IMAGES)(target) else (b'"file"', b'"document"', b'"input_file"')
+    file, image = _MEDIA[target.operation]
+    return (file, image) if _differs(*_IMAGES)(target) else (file,)
 
 
 def _of_calls(target: Target) -> tuple[bytes, ...]:
@@ -149,6 +153,11 @@ def schema_rules_of(name: str) -> SchemaRules:
     return schema_rules(name)
 
 
+_MEDIA: Mapping[Operation, tuple[bytes, bytes]] = {  # types of files and images
+    _CHAT: (b'"file"', b'"image_url"'),
+    _MESSAGES: (b'"document"', b'"image"'),
+    _RESPONSES: (b'"input_file"', b'"input_image"'),
+}
 _IMAGES = ("media", "image_urls", "details", "most_images")
 _ORDERS = ("alternation", "user_first", "user_after_results", "empty_turns")
 _SAMPLING = "temperature top_p top_k logprobs top_logprobs presence_penalty frequency_penalty"
@@ -215,11 +224,12 @@ class Concerns:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """Rules for bodies of an author at a target. `members`: body members that any rule reads. `concerns`: the bodies
-    that a rule may change."""
+    """Rules for bodies of an author at a target. `words`: of each rule, one of which a prompt holds that the rule may
+    change; none: any. `members`: body members that any rule reads. `concerns`: the bodies that a rule may change."""
 
     target: Target
     rules: tuple[Rule, ...]
+    words: tuple[tuple[bytes, ...], ...]
     members: frozenset[str]
     concerns: Concerns
 
@@ -240,7 +250,8 @@ def plan(operation: Operation, facts: Facts, author: Author) -> Plan:
     rows = [row for row in _ROWS if operation in row.operations and row.wanted(target) and _holds_for(row, author)]
     members = frozenset[str]().union(*(row.members for row in rows))
     more = _named_by_facts(rows, facts)
-    return Plan(target, tuple(row.rule for row in rows), members | more, _concerns(rows, target, more))
+    words = tuple(row.words(target) if author is not Author.GATEWAY else () for row in rows)
+    return Plan(target, tuple(row.rule for row in rows), words, members | more, _concerns(rows, target, more))
 
 
 def _concerns(rows: Sequence[_Row], target: Target, members: frozenset[str]) -> Concerns:
@@ -282,6 +293,8 @@ def fit(body: Mapping[str, Any], plan: Plan, told: Omissions) -> Fitted:
     target = plan.target
     names = names_in_the_way(dict(body), target) if fit_names in plan.rules and body.get("tools") else {}
     found = dict(body)
-    for rule in plan.rules:
-        found = rule(found, target, told)
+    prompt = _encode([body.get("messages"), body.get("input")]) if any(plan.words) else b""
+    for rule, words in zip(plan.rules, plan.words, strict=True):
+        if not words or any(word in prompt for word in words):
+            found = rule(found, target, told)
     return Fitted(found, names_back(target.operation, names) if names else None)

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from msgspec import Raw
-
 from backends.facts.model_facts import System
 from backends.fitting.target import Author, Target
 from backends.member_paths import Json, opened, without
@@ -37,8 +35,6 @@ def fit_roles(body: Json, target: Target, told: Omissions) -> Json:
 
 
 def _as_system(message: Any) -> Any:
-    if isinstance(message, Raw) and b'"developer"' not in bytes(message):
-        return message
     return {**opened(message), "role": "system"} if role_of(message) == "developer" else message
 
 

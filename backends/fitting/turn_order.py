@@ -26,6 +26,7 @@ from backends.system_turns import SYSTEM, joined, role_of
 from backends.translation.omissions import Omissions
 from backends.translation.tool_arguments import as_object
 
+_Turn = tuple[str, Any]  # role and message
 _SPEAKERS = ("user", "assistant")
 _BETWEEN: Json = {"role": "assistant", "content": "OK."}  # between results and what the user says
 _object = msgspec.json.Decoder(dict[str, Raw]).decode
@@ -37,37 +38,35 @@ def fit_order(body: Json, target: Target, told: Omissions) -> Json:
     messages, facts = body["messages"], target.facts
     if not isinstance(messages, list):
         return body
-    found = messages
+    turns = [(role_of(message), message) for message in messages]
     if not facts.empty_turns:
-        found = [message for message in found if not _says_nothing(message)]
+        turns = [turn for turn in turns if not _says_nothing(*turn)]
     if facts.alternation:
-        found = _merged(found)
+        turns = _merged(turns)
     if facts.alternation or not facts.user_after_results:
-        found = _answered(found)
+        turns = _answered(turns)
     if facts.alternation or facts.user_first:
-        found = _opened_by_user(found)
+        turns = _opened_by_user(turns)
+    found = [message for _, message in turns]
     same = len(found) == len(messages) and all(new is old for new, old in zip(found, messages, strict=True))
     return body if same else {**body, "messages": found}
 
 
-def _says_nothing(message: Any) -> bool:
+def _says_nothing(role: str, message: Any) -> bool:
     """A turn of the assistant without text and calls."""
-    if isinstance(message, Raw) and b'"assistant"' not in bytes(message):
+    if role != "assistant":
         return False
     turn = opened(message)
-    if not isinstance(turn, dict) or turn.get("role") != "assistant":
-        return False
     return not any(turn.get(name) for name in ("content", "tool_calls", "function_call", "refusal", "audio"))
 
 
-def _merged(messages: Sequence[Any]) -> list[Any]:
-    found: list[Any] = []
-    for message in messages:
-        role = _speaker(message)
-        if found and role in _SPEAKERS and role == _speaker(found[-1]):
-            found[-1] = _joined_turn(opened(found[-1]), opened(message))
+def _merged(turns: Sequence[_Turn]) -> list[_Turn]:
+    found: list[_Turn] = []
+    for role, message in turns:
+        if found and role in _SPEAKERS and role == found[-1][0]:
+            found[-1] = role, _joined_turn(opened(found[-1][1]), opened(message))
         else:
-            found.append(message)
+            found.append((role, message))
     return found
 
 
@@ -76,28 +75,20 @@ def _joined_turn(first: Json, second: Json) -> Json:
     return {**first, **second, "content": content or (None if second.get("tool_calls") else "")}
 
 
-def _answered(messages: Sequence[Any]) -> list[Any]:
-    found: list[Any] = []
-    after_results = False
-    for message in messages:
-        role = role_of(message)
-        if after_results and role == "user":
-            found.append(_BETWEEN)
-        after_results = role == "tool"
-        found.append(message)
+def _answered(turns: Sequence[_Turn]) -> list[_Turn]:
+    found: list[_Turn] = []
+    for turn in turns:
+        if found and found[-1][0] == "tool" and turn[0] == "user":
+            found.append(("assistant", _BETWEEN))
+        found.append(turn)
     return found
 
 
-def _opened_by_user(messages: list[Any]) -> list[Any]:
-    first = next((place for place, message in enumerate(messages) if role_of(message) not in SYSTEM), None)
-    if first is None or role_of(messages[first]) == "user":
-        return messages
-    return [*messages[:first], OPENING, *messages[first:]]
-
-
-def _speaker(message: Any) -> str:
-    role = role_of(message)
-    return str(opened(message).get("role")) if role == "other" else role
+def _opened_by_user(turns: list[_Turn]) -> list[_Turn]:
+    first = next((place for place, (role, _) in enumerate(turns) if role not in SYSTEM), None)
+    if first is None or turns[first][0] == "user":
+        return turns
+    return [*turns[:first], ("user", OPENING), *turns[first:]]
 
 
 def fit_arguments(body: Json, target: Target, told: Omissions) -> Json:
