@@ -185,15 +185,23 @@ class EngineTimes:
     ttft: float | None = None  # from the engine's queue to the first token
 
 
+LONGEST_SPEED = 32  # characters
+
+
 @dataclass(slots=True, eq=False)
 class ReplyFacts:
     """Members of a reply for traces, as written by the server: of any type."""
 
     id: Any = None
-    service_tier: Any = None
+    service_tier: Any = None  # speed of an answer, and its price, by the server's name
     finish_reasons: dict[int, Any] = field(default_factory=dict)  # by choice
     signatures: list[str] = field(default_factory=list)  # of reasoning, which only its maker accepts
     signed: int = 0  # characters of these
+
+    @property
+    def speed(self) -> str:
+        """Empty: not reported."""
+        return self.service_tier[:LONGEST_SPEED] if isinstance(self.service_tier, str) else ""
 
 
 class Tap(Protocol):

@@ -53,6 +53,7 @@ class Price:
     cache_write: float | None = None  # written into it
     cache_write_1h: float | None = None  # the same, to be kept for an hour or longer
     long: tuple[int, Price] | None = None  # tokens of a prompt from which all tokens of its request cost another price
+    speeds: Mapping[str, float] = field(default_factory=dict, hash=False)  # factor on all of these, by speed
 
     def of(
         self,
@@ -76,6 +77,10 @@ class Price:
             usd += (written - kept) * (self.input if self.cache_write is None else self.cache_write)
             usd += kept * self.long_write
         return usd / 1e6
+
+    def factor(self, speed: str) -> float:
+        """Factor of the prices of a request served at `speed`, by the server's name. 1: no own price is known."""
+        return self.speeds.get(speed, 1.0)
 
     @property
     def long_write(self) -> float:

@@ -22,7 +22,7 @@ firsttoken agents                       # the names of the agents
 firsttoken agents claude-code           # what to paste; --model chooses a route, --url another gateway
 ```
 
-`YOUR-KEY` is a key of the gateway ([keys](operations.md#keys-and-quotas)), or any text where it has none. Nothing is
+`YOUR-KEY` is a key of the gateway ([keys](keys.md)), or any text where it has none. Nothing is
 written: variables go into the shell or its profile, files where their heading says, beside what is in them. The checks
 of `make clients` take the same settings and nothing else ([clients](clients.md)): each agent answers, and edits a file.
 

@@ -31,6 +31,7 @@ from gateway.fleet import endpoint_poll
 from gateway.observe import logs, recorder
 from gateway.observe.metrics.metric_table import CATALOG
 from gateway.observe.otel import telemetry
+from gateway.part_list import CONFIG
 from gateway.upstream import relay
 from gateway.upstream.routed_request import WHOLE_ANSWER
 from lab.commands import add_commands
@@ -41,7 +42,7 @@ from policies.queue import queue_scheduler
 from policies.rate_limit import endpoint_limits
 from policies.routes.route import Route, Workload
 from policies.routing import decide
-from scripts import metrics_page, record_page
+from scripts import configuration_page, metrics_page, record_page
 from tests.support.gateways import document, pool
 
 ROOT = Path(__file__).parent.parent
@@ -184,14 +185,21 @@ def test_every_cited_decision_is_there() -> None:
     assert {(path, number) for path, number in cited if number not in known} == set()
 
 
-def test_every_key_of_the_configuration_is_explained() -> None:
-    """docs/policies.md names each key of the configuration schema."""
-    page = (ROOT / "docs/policies.md").read_text("utf-8")
-    document = schema()
+def test_the_configuration_reference_is_generated_from_the_schema() -> None:
+    """`python scripts/configuration_page.py` writes the page."""
+    assert (ROOT / "docs/configuration.md").read_text("utf-8") == configuration_page.page()
+
+
+def test_the_configuration_reference_has_every_key() -> None:
+    """All keys of the schema, those of inner mappings included."""
+    page = (ROOT / "docs/configuration.md").read_text("utf-8")
+    named = re.findall(r"^(?:\| |## )`([\w.\[\]]+)`", page, re.MULTILINE)
+    rows = {part for path in named for part in path.replace("[]", "").split(".")}
+    document = schema(CONFIG)
     models = [document, *document["$defs"].values()]
     options = [option for model in models for option in model.get("anyOf", [model])]
     keys = {key for option in options for key in option.get("properties", {})}
-    assert {key for key in keys if f"`{key}`" not in page} == set()
+    assert keys - rows == set()
 
 
 @pytest.mark.parametrize(
@@ -201,13 +209,13 @@ def test_every_key_of_the_configuration_is_explained() -> None:
         ("pools.NAME", PoolSection.model_fields.keys()),
         ("routes.NAME", Route.model_fields.keys() - {"name"}),  # the key in the file
         ("defaults", Defaults.model_fields.keys()),
-        ("keys", Key.model_fields.keys()),
+        ("keys[]", Key.model_fields.keys()),
     ],
 )
 def test_a_table_of_keys_has_the_keys_of_its_section(section: str, fields: set[str]) -> None:
-    """All, and no others."""
-    page = (ROOT / "docs/policies.md").read_text("utf-8")
-    table = page.partition(f"### `{section}`\n")[2].partition("\n### ")[0]
+    """All, and no others; those of inner mappings have a dot."""
+    page = (ROOT / "docs/configuration.md").read_text("utf-8")
+    table = page.partition(f"## `{section}`\n")[2].partition("\n## ")[0]
     assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == fields
 
 
@@ -263,9 +271,9 @@ def test_the_page_of_commands_lists_every_command(capsys: pytest.CaptureFixture[
     assert set(re.findall(r"^\| `([a-z]+)[ `]", page, re.MULTILINE)) == set(known)
 
 
-def test_the_operations_page_lists_every_path_of_both_ports() -> None:
+def test_the_page_of_ports_lists_every_path_of_both_ports() -> None:
     """No unknown path is listed."""
-    page = (ROOT / "docs/operations.md").read_text("utf-8")
+    page = (ROOT / "docs/ports.md").read_text("utf-8")
     gateway = app.Gateway(Config.model_validate(document({"only": pool("http://127.0.0.1:9")})))
     admin = {resource.canonical for resource in gateway.admin_app.router.resources()}
     gateway.core.estimator.close()
@@ -273,45 +281,91 @@ def test_the_operations_page_lists_every_path_of_both_ports() -> None:
 
 
 TIMEOUTS = limits.DEFAULT_TIMEOUTS
-LIMITS = [  # start of the line on the page, and the text of the limit
-    ("| `GET /requests", f"{recorder.RECENT} are kept"),
-    ("| time for a body to arrive", f"{TIMEOUTS.body:g} s"),
-    ("| time for a request's head", f"{TIMEOUTS.head:g} s"),
-    ("| head of a request", f"{limits.MAX_LINE // 1024} KiB"),
-    ("| head of a request", f"{limits.MAX_HEADERS} headers"),
-    ("| nesting of a body", f"{strict_json.MAX_DEPTH} levels"),
-    ("| caller that does not read", f"paused at {http_server.HIGH_WATER // 1024} KiB"),
-    ("| caller that does not read", f"cut after {relay.STALL:g} s"),
-    ("| idle connection of a caller", f"{TIMEOUTS.idle:g} s"),
-    ("| idle connection to an endpoint", f"{runtime.IDLE:g} s"),
-    ("| `retry-after` of a shed request", f"{decide.SHORTEST_WAIT:g} to {decide.LONGEST_WAIT:g} s"),
-    ("| queued requests", f"| {queue_scheduler.MAX_HELD}; beyond"),
-    ("| endpoints that may die of one request", f"| {MAX_DEATHS} |"),
-    ("| silence before an answer that is not streamed", f"{WHOLE_ANSWER:g} s"),
+LIMITS = [  # page, start of the line there, and the text of the limit
+    ("ports", "| `GET /requests", f"{recorder.RECENT} are kept"),
+    ("limits", "| time for a body to arrive", f"{TIMEOUTS.body:g} s"),
+    ("limits", "| time for a request's head", f"{TIMEOUTS.head:g} s"),
+    ("limits", "| head of a request", f"{limits.MAX_LINE // 1024} KiB"),
+    ("limits", "| head of a request", f"{limits.MAX_HEADERS} headers"),
+    ("limits", "| nesting of a body", f"{strict_json.MAX_DEPTH} levels"),
+    ("limits", "| caller that does not read", f"paused at {http_server.HIGH_WATER // 1024} KiB"),
+    ("limits", "| caller that does not read", f"cut after {relay.STALL:g} s"),
+    ("limits", "| idle connection of a caller", f"{TIMEOUTS.idle:g} s"),
+    ("limits", "| idle connection to an endpoint", f"{runtime.IDLE:g} s"),
+    ("limits", "| `retry-after` of a shed request", f"{decide.SHORTEST_WAIT:g} to {decide.LONGEST_WAIT:g} s"),
+    ("limits", "| queued requests", f"| {queue_scheduler.MAX_HELD}; beyond"),
+    ("limits", "| endpoints that may die of one request", f"| {MAX_DEATHS} |"),
+    ("limits", "| silence before an answer that is not streamed", f"{WHOLE_ANSWER:g} s"),
     (
+        "limits",
         "| endpoint taken out",
         f"after {circuit_breaker.FAILURES} failures in a row, or {circuit_breaker.REFUSALS} where nobody",
     ),
     (
+        "limits",
         "| endpoint taken out",
         f"{circuit_breaker.EJECTION:g} s, then twice as long each time, up to {circuit_breaker.MAX_EJECTION:g} s",
     ),
-    ("| endpoint taken out", f"(APIs: {MAX_API_EJECTION:g} s)"),
+    ("limits", "| endpoint taken out", f"(APIs: {MAX_API_EJECTION:g} s)"),
     (
+        "limits",
         "| endpoint that limits us",
         f"{endpoint_limits.MIN_RETRY_AFTER:g} to {endpoint_limits.MAX_RETRY_AFTER:g} s;"
         f" {endpoint_limits.DEFAULT_RETRY_AFTER:g} s",
     ),
-    ("| look at an engine's load", f"{endpoint_poll.PROBE_TIMEOUT:g} s to answer"),
-    ("Access log: ", f"{logs.QUEUE:,} lines"),
-    ("A collector that is gone", f"Up to {telemetry.QUEUE:,} spans wait"),
-    ("At shutdown the rest has", f"{telemetry.CLOSE_TIMEOUT:g} s to be exported"),
+    ("limits", "| look at an engine's load", f"{endpoint_poll.PROBE_TIMEOUT:g} s to answer"),
+    ("seeing", "Access log: ", f"{logs.QUEUE:,} lines"),
+    ("seeing", "A collector that is gone", f"Up to {telemetry.QUEUE:,} spans wait"),
+    ("seeing", "At shutdown the rest has", f"{telemetry.CLOSE_TIMEOUT:g} s to be exported"),
 ]
 
 
-@pytest.mark.parametrize(("row", "stated"), LIMITS)
-def test_the_operations_page_states_the_limits_of_the_code(row: str, stated: str) -> None:
+@pytest.mark.parametrize(("name", "row", "stated"), LIMITS)
+def test_a_page_states_the_limits_of_the_code(name: str, row: str, stated: str) -> None:
     """A changed constant requires a change of the page."""
-    page = (ROOT / "docs/operations.md").read_text("utf-8")
+    page = (ROOT / f"docs/{name}.md").read_text("utf-8")
     (line,) = [line for line in page.splitlines() if line.startswith(row)]
     assert stated in line
+
+
+# Pages that a command writes, from code or from results.
+WRITTEN = (
+    *("docs/agents.md", "docs/clients.md", "docs/configuration.md", "docs/metrics.md", "docs/record.md"),
+    *("docs/reliability.md", "benchmarks/ABLATION.md", "benchmarks/CAPACITY.md", "benchmarks/CLOSED_LOOP.md"),
+    *("benchmarks/PICKER.md", "benchmarks/REPLAY.md", "benchmarks/RESULTS.md", "benchmarks/ROUTING.md"),
+)
+BY_HAND = [page for page in PAGES if str(page.relative_to(ROOT)) not in WRITTEN]
+PAGE_BYTES, WORDS, WORDS_IN_ALL = 16 * 1024, 64_000, 93_500
+BYTES = {ROOT / "README.md": 9 * 1024, ROOT / "CHANGELOG.md": 20 * 1024}  # a changelog shrinks at a release
+
+
+@pytest.mark.parametrize("page", BY_HAND, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_is_read_in_ten_minutes(page: Path) -> None:
+    """16 KB at most, and the README 9 KB; a longer page becomes two, or says each fact once."""
+    assert len(page.read_bytes()) <= BYTES.get(page, PAGE_BYTES)
+
+
+def test_the_pages_grow_no_further() -> None:
+    """Words of the pages that people write, and of all Markdown of the tree: who adds a fact takes another one out."""
+    known = [
+        page
+        for top in ("backends", "deploy", "gateway", "lab", "policies", "scripts", "tests")
+        for page in (ROOT / top).rglob("*.md")
+    ]
+    written = sum(len(page.read_text("utf-8").split()) for page in [*BY_HAND, *known])
+    in_all = written + sum(len((ROOT / name).read_text("utf-8").split()) for name in WRITTEN)
+    assert (written <= WORDS, in_all <= WORDS_IN_ALL) == (True, True), f"{written} words by hand, {in_all} in all"
+
+
+def test_every_page_of_docs_is_in_the_order_of_reading() -> None:
+    """The README, or a page that the README names, links to each."""
+    named = {ROOT / "README.md"}
+    for page in [ROOT / "README.md", *[(ROOT / link).resolve() for link in links(ROOT / "README.md")]]:
+        if page.suffix == ".md":
+            named |= {page, *((page.parent / link).resolve() for link in links(page))}
+    assert [page.name for page in (ROOT / "docs").glob("*.md") if page not in named] == []
+
+
+def links(page: Path) -> list[str]:
+    """Relative links of a page, without anchors."""
+    return [link.partition("#")[0] for link in _LINK.findall(page.read_text("utf-8")) if "://" not in link]

@@ -195,7 +195,7 @@ def _joined(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
     joined = {**below, **above}
     if "refused" in below and "refused" in above:
         joined["refused"] = [*below["refused"], *above["refused"]]
-    for name in ("renamed", "ends"):
+    for name in ("renamed", "ends", "speeds"):
         if name in below and name in above:
             joined[name] = {**below[name], **above[name]}
     return joined

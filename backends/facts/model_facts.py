@@ -129,6 +129,7 @@ class Facts:
     image_urls: bool = True  # pictures by URL
     most_images: int | None = None
     files: bool = True  # content parts of the type `file`
+    files_responses: bool | None = None  # the same in Responses, if different
     details: tuple[str, ...] | None = None  # of `image_url.detail`
     unknown_members: UnknownMembers = UnknownMembers.IGNORED
     ends: Mapping[str, str] = field(default_factory=dict)  # the dialect's finish reason by the server's own
@@ -138,6 +139,7 @@ class Facts:
     shutdown: str = ""  # YYYY-MM-DD, or "gone"
     routed_to: str = ""  # the model that answers after the shutdown
     ttft: Mapping[str, float] | None = None  # prior, s, by class of effort; `""`: of all others
+    speeds: Mapping[str, float] | None = None  # factors of the prices, by speeds sold; None: not known
     size: float | None = None  # order among the models of an API: larger is larger
 
 

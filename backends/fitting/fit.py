@@ -20,11 +20,13 @@ from backends.facts.fact_rows import schema_rules
 from backends.facts.model_facts import Facts, Forced, SchemaRules, System
 from backends.fitting.hints import (
     LIMITS,
+    SPEEDS,
     fit_breakpoints,
     fit_choices,
     fit_labels,
     fit_limit,
     fit_output,
+    fit_speed,
     fit_stops,
     fit_top_logprobs,
     without_persons,
@@ -199,6 +201,7 @@ _ROWS = (
     _row(fit_media, "messages input", _differs(*_IMAGES, "files"), words=_of_media),
     _row(fit_stops, "stop stop_sequences", _differs("stops", "stop_bytes", "blank_stops")),
     _row(fit_choices, "n", _differs("choices"), _CHAT),
+    _row(fit_speed, " ".join(SPEEDS), _differs("speeds")),
     _row(fit_labels, "user safety_identifier metadata", _differs("user_length", "metadata"), _CHAT, _RESPONSES),
     _row(without_persons, "metadata", _always, _MESSAGES, of_gateway=True),
     _row(fit_breakpoints, "messages system tools", _differs("cache_controls"), _MESSAGES, of_gateway=True),

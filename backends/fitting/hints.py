@@ -16,6 +16,8 @@ from backends.member_paths import ABSENT, Json, altered, opened, put, value_at, 
 from backends.translation.omissions import Omissions
 from backends.translation.request_members import refuse
 
+SPEEDS = ("service_tier", "speed")
+_STANDARD = ("auto", "default", "on_demand", "standard", "standard_only")
 LIMITS = ("max_completion_tokens", "max_tokens")
 _OUTPUTS: Mapping[Operation, tuple[str, ...]] = {
     Operation.CHAT: LIMITS,
@@ -69,6 +71,16 @@ def fit_stops(body: Json, target: Target, told: Omissions) -> Json:
         return body
     told.leave_out(name)
     return {**body, name: kept} if kept else without(body, name)
+
+
+def fit_speed(body: Json, target: Target, told: Omissions) -> Json:
+    """Leave out a speed that the server does not sell."""
+    for name in SPEEDS:
+        speed = body.get(name)
+        if isinstance(speed, str) and speed not in (target.facts.speeds or ()) and speed not in _STANDARD:
+            told.leave_out(name)
+            body = without(body, name)
+    return body
 
 
 def fit_choices(body: Json, target: Target, told: Omissions) -> Json:

@@ -117,7 +117,14 @@ def _document(part: Json, target: Target, told: Omissions) -> Any:
 
 
 def _file(part: Json, target: Target, told: Omissions) -> Any:
-    return part if target.facts.files else _refused("file", "the server takes no files", told)
+    return part if _takes_files(target) else _refused("file", "the server takes no files", told)
+
+
+def _takes_files(target: Target) -> bool:
+    facts = target.facts
+    if target.operation is Operation.RESPONSES and facts.files_responses is not None:
+        return facts.files_responses
+    return facts.files
 
 
 def _detailed(image: Mapping[str, Any], path: str, target: Target, told: Omissions) -> Mapping[str, Any]:

@@ -88,6 +88,7 @@ class MessagesTap(StreamTap):
         if isinstance(reported, dict):
             self._counts |= {name: count for name, count in reported.items() if count is not None}
             read_message_usage(self.usage, self._counts)
+            self.facts.service_tier = speed_of_message(self._counts)
 
 
 class MessagesBodyTap(BodyTap):
@@ -98,6 +99,7 @@ class MessagesBodyTap(BodyTap):
 
     def _read_facts(self, body: WholeShape) -> None:
         super()._read_facts(body)
+        self.facts.service_tier = speed_of_message(body.usage)
         note_signatures(self.facts, body.content)
 
 
@@ -118,6 +120,11 @@ def read_message_usage(usage: Usage, reported: Any) -> None:
     usage.compacted = usage.compacted or bool(compactions)
     if isinstance(details := reported.get("output_tokens_details"), dict):
         usage.reasoning = count_or(details.get("thinking_tokens"), usage.reasoning)
+
+
+def speed_of_message(reported: Any) -> Any:
+    """Speed by a `usage` object, which has a tier beside it: `fast` is a speed, `priority` a tier."""
+    return (reported.get("speed") or reported.get("service_tier")) if isinstance(reported, dict) else None
 
 
 _HOUR = "ephemeral_1h_input_tokens"  # of `cache_creation`

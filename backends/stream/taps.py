@@ -210,8 +210,10 @@ class StreamTap(_ReplyTap):
                 elif delta is not None:
                     self.text_bytes += text_size([text, delta.reasoning or delta.reasoning_content, delta.tool_calls])
             if choice.finish_reason:
-                self.facts.id, self.facts.service_tier = chunk.id, chunk.service_tier
+                self.facts.id = chunk.id
                 self._end_choice(choice)
+        if chunk.service_tier:  # may be null in the first chunks
+            self.facts.service_tier = chunk.service_tier
         if chunk.usage is not None:
             read_usage(self.usage, chunk.usage)
         if chunk.metrics is not None:

@@ -50,7 +50,7 @@ PREDICTIONS = Row(
             "The mean share of cached prompt tokens, as predicted by the gateway (dashed) and as reported by the "
             "engine.",
             "Reported below predicted: the engine evicts blocks that the gateway's index still has; add KV-cache "
-            "memory, or enable cache events (docs/operations.md). Both low: prompts share no prefixes.",
+            "memory, or enable cache events (docs/running.md). Both low: prompts share no prefixes.",
             (
                 Query(mean("firsttoken_prefix_hit_ratio", f'{POOL}, source="predicted"', "pool"), "{{pool}} predicted"),
                 Query(mean("firsttoken_prefix_hit_ratio", f'{POOL}, source="reported"', "pool"), "{{pool}} reported"),

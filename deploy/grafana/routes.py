@@ -98,7 +98,7 @@ OBJECTIVES = Row(
             "Error-budget burn rate",
             "The rate of misses relative to the allowed rate: 1 uses the error budget up exactly. Alerts compare a "
             "short and a long window, so that past misses do not alert.",
-            "Above 1 for long: a ticket. Above 6 or 14.4: a page; the runbook is in docs/operations.md.",
+            "Above 1 for long: a ticket. Above 6 or 14.4: a page; the runbook is in docs/trouble.md.",
             (
                 Query(burn("5m"), "{{route}} 5 min"),
                 Query(burn("1h"), "{{route}} 1 h"),

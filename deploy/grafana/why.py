@@ -44,7 +44,7 @@ MISSES = Row(
         Panel(
             "Misses by cause",
             "Requests that missed a budget or failed, per second, by the one cause of each.",
-            "`firsttoken why --route ROUTE --last 15m` has the same in milliseconds; docs/why-slow.md has the mend of "
+            "`firsttoken why --route ROUTE --last 15m` has the same in milliseconds; docs/trouble.md has the mend of "
             "each cause.",
             (Query(total(SLOW, ROUTE, "cause"), "{{cause}}"),),
             "reqps",

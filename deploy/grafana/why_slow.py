@@ -259,7 +259,7 @@ GATEWAY = Row(
         Panel(
             "Redis",
             "Redis reachability from every gateway (1), and errors per second.",
-            "Down: each gateway continues alone, quotas may overshoot as docs/operations.md states. No request waits.",
+            "Down: each gateway continues alone, quotas may overshoot as docs/scaling.md states. No request waits.",
             (
                 Query(minimum("firsttoken_redis_up", JOB), "up"),
                 Query(total("firsttoken_redis_errors_total", JOB), "errors per s"),

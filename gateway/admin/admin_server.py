@@ -31,6 +31,7 @@ from backends.interface import Operation
 from gateway.admin.admin_replies import Handler, accepts_gzip, json_errors, json_response, lowercase_headers, read_body
 from gateway.admin.key_paths import KeyPaths
 from gateway.admin.request_query import RequestQuery, parse_format, parse_minutes, parse_query, parse_span, parse_window
+from gateway.admin.verdict_view import verdict_window, verdicts_view
 from gateway.api.api_error import ApiError
 from gateway.api.same_origin import SameOrigin
 from gateway.config.models import Config, Key
@@ -118,6 +119,7 @@ class AdminServer:
                 web.get("/advise", replying(self.data.advice)),
                 web.get("/routes", self.routes),
                 web.get("/windows", self.windows),
+                web.get("/verdicts", self.verdicts),
                 web.get("/fleet", replying(self.data.fleet)),
                 web.get("/learned", replying(self.data.learned)),
                 web.get("/scale", scale),
@@ -182,6 +184,12 @@ class AdminServer:
 
     async def windows(self, http: web.Request) -> web.StreamResponse:
         return json_response(200, await self.data.windows(parse_span(http.query)))
+
+    async def verdicts(self, http: web.Request) -> web.StreamResponse:
+        """A sentence per route. The window `now` is too short for a verdict."""
+        window, minutes = verdict_window(parse_span(http.query))
+        figures, incidents = decode(await self.data.windows(window)), await self.data.incidents(minutes)
+        return json_response(200, encode(verdicts_view(figures, incidents)))
 
     async def config(self, http: web.Request) -> web.StreamResponse:
         return json_response(200, encode(redacted_config(self.data.config)))

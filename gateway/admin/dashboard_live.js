@@ -64,8 +64,8 @@ const asked = async (path) => {
 let begun = false; // figures have been shown
 const look = async () => {
   const now = viewed();
-  const [routes, fleet, prefixes, incidents, misses, linked] = await Promise.all([
-    asked(`windows?window=${now.window}`), asked("fleet"), asked("prefixes"), asked(`incidents?minutes=${MINUTES[now.window]}`), asked(missesQuery(now, { worst: SHOWN })).catch(() => null),
+  const [verdicts, routes, fleet, prefixes, incidents, misses, linked] = await Promise.all([
+    asked(`verdicts?window=${now.window}`), asked(`windows?window=${now.window}`), asked("fleet"), asked("prefixes"), asked(`incidents?minutes=${MINUTES[now.window]}`), asked(missesQuery(now, { worst: SHOWN })).catch(() => null),
     now.request ? asked(`requests?id=${encodeURIComponent(now.request)}`).catch(() => []) : [],
   ]);
   const reading = !getSelection().isCollapsed && begun; // what is being marked must not be replaced
@@ -74,6 +74,7 @@ const look = async () => {
     byId("request").value = JSON.stringify({ model, stream: true, messages: [{ role: "user", content: "hello" }] }, null, 1);
   }
   if (!reading) {
+    showVerdicts(verdicts);
     showRoutes(routes);
     showFleet(fleet);
     showPrefixes(prefixes);
@@ -83,6 +84,12 @@ const look = async () => {
     begun = true;
   }
   status("live", reading ? "paused while text is marked" : "live");
+};
+
+// A link to a request, or with a filter, is to single requests, which are among "more".
+const openLinked = () => {
+  const { request, filters } = viewed();
+  if (request || Object.values(filters).some(Boolean)) byId("more").open = true;
 };
 
 let timer = null;
@@ -101,7 +108,11 @@ const lookForever = async () => {
 const legend = GROUPS.flatMap(([group, text]) => [el("span", { class: `key square s-${group}` }), text]);
 byId("stages").append(...legend, el("span", { class: "key mark" }), "budget");
 byId("go").addEventListener("click", explain);
-addEventListener("hashchange", lookForever);
+addEventListener("hashchange", () => {
+  openLinked();
+  lookForever();
+});
+openLinked();
 for (const name of FILTERS) byId(`filter-${name}`).addEventListener("change", (event) => view({ [name]: event.target.value, request: "" }));
 for (const radio of document.getElementsByName("window")) radio.addEventListener("change", () => view({ window: radio.value }));
 lookForever();

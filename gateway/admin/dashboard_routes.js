@@ -34,33 +34,58 @@ const spark = (points, budget) => {
   );
 };
 
-const routeRow = (route) => {
+const openRoutes = new Set(); // routes whose further figures are shown
+
+const furtherFigures = (route) => {
   const seen = route.figures;
-  const { p50, p95, p99 } = seen.ttft_ms;
+  const usd = seen.usd_per_1000 === null ? "–" : `$${seen.usd_per_1000.toFixed(2)}`;
+  return [
+    `p99 ${ms(seen.ttft_ms.p99)}`, `within every budget ${share(seen.goodput)}, ${seen.good_per_s.toFixed(1)}/s`,
+    `p95 per output token ${ms(seen.tpot_p95_ms)}`, `p95 of the longest gap ${ms(seen.longest_gap_p95_ms)}`,
+    `prompt tokens cached ${share(seen.hit)}`, `${seen.tokens_per_s.toFixed(0)} tokens/s`, `${usd} per 1000 requests`,
+    `${route.held} held`,
+  ].join(" · ");
+};
+
+const routeToggle = (name, open) => {
+  const toggle = el(
+    "button", { type: "button", class: "toggle name", "aria-expanded": open, "data-focus": `route ${name}` }, open ? "▾ " : "▸ ", name,
+  );
+  toggle.addEventListener("click", () => {
+    openRoutes.delete(name) || openRoutes.add(name);
+    lookForever();
+  });
+  return toggle;
+};
+
+const lost = (seen) => {
+  if (!seen.shed_per_s && !seen.failed_per_s) return cell("0");
+  return cell(`${seen.shed_per_s.toFixed(1)}, ${seen.failed_per_s.toFixed(1)}/s`, "n bad");
+};
+
+const routeRows = (route) => {
+  const seen = route.figures;
+  const { p50, p95 } = seen.ttft_ms;
   const [grows, target] = [route.ttft_budget_grows, route.ttft_target];
   const budget = grows ? null : route.ttft_budget_ms; // a line that every prompt is held against
-  const over = (value) => (budget !== null && value !== null && value > budget ? "n bad" : "n");
-  const short = (value) => (value !== null && target !== null && value < target ? "n bad" : "n");
   const by = Object.entries(seen.pools).map(([pool, part]) => `${pool} ${(part * 100).toFixed(0)}%`).join(" · ");
-  const title = target === null ? null : `target ${share(target)}`;
-  return el(
-    "tr", {},
-    el("td", {}, el("span", { class: "name" }, route.route), " ", el("span", { class: "soft" }, route.workload === route.route ? "" : route.workload)),
-    cell(seen.requests_per_s.toFixed(1)), cell(ms(p50)), cell(ms(p95), over(p95)), cell(ms(p99), over(p99)),
-    el("td", {}, spark(route.points, budget)),
-    cell(grows ? `${ms(route.ttft_budget_ms)}+` : ms(budget)),
-    cell(share(seen.met), short(seen.met), title),
-    cell(share(seen.goodput), short(seen.goodput), `${seen.good_per_s.toFixed(1)} requests/s within every budget`),
-    cell(ms(seen.tpot_p95_ms)), cell(ms(seen.longest_gap_p95_ms)), cell(share(seen.hit)), cell(seen.tokens_per_s.toFixed(0)),
-    cell(seen.usd_per_1000 === null ? "–" : `$${seen.usd_per_1000.toFixed(2)}`),
-    cell(`${route.held}`), cell(seen.shed_per_s.toFixed(1), seen.shed_per_s ? "n bad" : "n"),
-    cell(seen.failed_per_s.toFixed(1), seen.failed_per_s ? "n bad" : "n"), cell(by, ""),
+  const promised = target === null ? "" : ` / ${share(target).replace(".0%", "%")}`;
+  const open = openRoutes.has(route.route);
+  const row = el(
+    "tr", { class: open ? "told" : null },
+    el("td", {}, routeToggle(route.route, open), " ", el("span", { class: "soft big" }, route.workload === route.route ? "" : route.workload)),
+    cell(seen.requests_per_s.toFixed(1), "n big"), cell(ms(p50), "n big"),
+    cell(ms(p95), budget !== null && p95 !== null && p95 > budget ? "n bad" : "n"),
+    el("td", { class: "big" }, el("span", { class: "against" }, spark(route.points, budget), `${ms(route.ttft_budget_ms)}${grows ? "+" : ""}`)),
+    cell(`${share(seen.met)}${seen.met === null ? "" : promised}`, seen.met !== null && target !== null && seen.met < target ? "n bad" : "n"),
+    lost(seen), cell(by, "big"),
   );
+  return open ? [row, el("tr", {}, el("td", { class: "opened", colspan: 8 }, furtherFigures(route)))] : [row];
 };
 
 // `found`: the answer of /windows.
 const showRoutes = (found) => {
-  replaceRows(byId("routes").tBodies[0], found.routes.map(routeRow));
+  replaceRows(byId("routes").tBodies[0], found.routes.flatMap(routeRows));
   const part = found.covered_s >= found.window_s * 0.98 ? "" : `, of which ${age(found.covered_s)} are known`;
   const curve = found.slot_s * (found.routes[0]?.points.length ?? 0);
   byId("routes-note").textContent = `${WINDOWS[found.window]}${part}; curves ${age(curve)}`;

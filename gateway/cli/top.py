@@ -1,7 +1,7 @@
 """`firsttoken top`: a running gateway in a terminal, read through the admin port alone.
 
 Rules:
-- All figures are the gateway's own, of a window. A poll is five small GETs.
+- All figures are the gateway's own, of a window. A poll is six small GETs.
 - A URL without any answer is an error (exit code 2). A gateway that becomes unreachable is reported and polled again.
 - A key changes the tables at once, from the replies of the last poll; another window is asked for.
 """
@@ -19,7 +19,7 @@ from rich.text import Text
 
 from gateway.cli.foreground import has_keyboard
 from gateway.cli.gateway_client import ErrorReply, Gone, ask, not_the_admin_port
-from gateway.cli.top_tables import NOW, Look, Sort, View, frame, keyboard
+from gateway.cli.top_tables import NO_VERDICTS, NOW, Look, Sort, View, frame, keyboard
 from gateway.config.config_errors import ConfigError
 
 PATIENCE = 5.0  # s to wait for an answer of the gateway
@@ -114,7 +114,15 @@ def look(admin: str, window: str = NOW) -> Look:
     minutes = min(max(round(figures["window_s"] / 60), SHORTEST), LONGEST)
     incidents = _read(admin, f"/incidents?minutes={minutes}")["incidents"][:SHOWN]
     slowest = _read(admin, f"/requests?slowest={SHOWN}")
-    return Look(figures, _read(admin, "/fleet"), slowest, incidents)
+    return Look(figures, _read(admin, "/fleet"), slowest, incidents, _verdicts(admin, window))
+
+
+def _verdicts(admin: str, window: str) -> Any:
+    """An older gateway has none."""
+    try:
+        return _read(admin, f"/verdicts?window={window}")
+    except ErrorReply:
+        return NO_VERDICTS
 
 
 def _read(admin: str, path: str) -> Any:

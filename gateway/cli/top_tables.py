@@ -16,7 +16,7 @@ import termios
 import tty
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from math import inf
 from time import sleep, strftime, time
@@ -125,6 +125,7 @@ def keyboard() -> Iterator[Keyboard]:
         termios.tcsetattr(fd, termios.TCSADRAIN, before)
 
 
+TROUBLE = {"fails": "red", "sheds": "red", "late": "red", "recovered": "yellow"}
 STATES = {"up": "green", "probing": "yellow", "down": "red", "asleep": "blue"}
 ROUTES = (
     *("route", "met", "goodput", "req/s", "p50", "p95", "p99", "budget", "TPOT", "stall", "hit"),
@@ -155,6 +156,9 @@ GAP = 2  # columns beside a cell
 Row = tuple[RenderableType, ...]
 
 
+NO_VERDICTS: Mapping[str, Any] = {"summary": "", "routes": ()}
+
+
 @dataclass(frozen=True, slots=True)
 class Look:
     """The replies of the admin port at one moment."""
@@ -163,6 +167,7 @@ class Look:
     fleet: Sequence[Mapping[str, Any]]
     slowest: Sequence[Mapping[str, Any]]
     incidents: Sequence[Mapping[str, Any]] = ()  # the worst first
+    verdicts: Mapping[str, Any] = field(default_factory=lambda: NO_VERDICTS)  # GET /verdicts
 
 
 # ---------------------------------------------------------------- tables
@@ -178,6 +183,7 @@ def frame(admin: str, now: Look, view: View, width: int) -> RenderableType:
     routes = [route for route in now.figures["routes"] if view.shows(route["route"], *route["figures"]["pools"])]
     parts: list[RenderableType] = [
         Text(f"{admin}  {strftime('%H:%M:%S')}   {summary}{_span(now.figures)}"),
+        *_verdicts(now.verdicts, view),
         *_incidents(incidents, width),
         fitting(ROUTES, map(route_row, ordered(routes, view.sort, ROUTE_ORDERS)), width),
         fitting(ENDPOINTS, map(_endpoint, endpoints), width),
@@ -319,6 +325,15 @@ def _slow(record: Mapping[str, Any]) -> Row:
         f"{name} {ms(spent)}" if name else "",
         Text(record["request_id"]),
     )
+
+
+def _verdicts(found: Mapping[str, Any], view: View) -> list[RenderableType]:
+    """The summary, and a line for each route that has trouble."""
+    troubled = [one for one in found["routes"] if one["state"] in TROUBLE and view.shows(one["route"])]
+    lines = [
+        Text(f"• {one['text']}{'  ' if one['mend'] else ''}{one['mend']}", TROUBLE[one["state"]]) for one in troubled
+    ]
+    return [Text(found["summary"], "bold" if troubled else "green"), *lines] if found["summary"] else []
 
 
 def _incidents(found: Sequence[Mapping[str, Any]], width: int) -> list[RenderableType]:

@@ -17,7 +17,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 
 from backends.catalog import KINDS, BackendKind
 from backends.facts.fact_rows import edition
-from backends.facts.lookup import LIKE, api_of, maker_at, model_row, with_overrides
+from backends.facts.lookup import LIKE, api_of, facts_of, maker_at, model_row, with_overrides
 from backends.facts.model_facts import Facts
 from backends.facts.priors import prior_ttft
 from backends.http.tls_files import TlsFiles
@@ -27,7 +27,7 @@ from gateway.config import field_types as fields
 from gateway.config.config_errors import did_you_mean
 from gateway.config.endpoint_section import Discovered, EndpointAddress, EndpointSection
 from gateway.config.field_types import Positive, Section, authority, written
-from gateway.config.price_section import PriceSection, listed, today
+from gateway.config.price_section import PriceSection, listed, today, with_speeds
 from policies import types as facts
 
 CALLER = "caller"  # in place of a key
@@ -352,7 +352,8 @@ class PoolSection(Section):
     @property
     def price_in_force(self) -> facts.Price:
         """Configured price, else the price by the facts on the day when the configuration was read."""
-        return self.price.value if self._listed is None else self._listed
+        price = self.price.value if self._listed is None else self._listed
+        return with_speeds(price, facts_of(self.api, self.model, self.own_facts).speeds)
 
     @property
     def lacks_price(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, date, datetime
 from urllib.parse import urlsplit
@@ -43,6 +43,11 @@ def listed(urls: Iterable[str], model: str, day: date) -> Price | None:
     api = apis.pop() if len(apis) == 1 else None
     found = None if api is None else in_force(listed_prices(api, model), day)
     return None if found is None else _with_long(found)
+
+
+def with_speeds(price: Price, speeds: Mapping[str, float] | None) -> Price:
+    """`speeds`: as `Facts.speeds`."""
+    return replace(price, speeds=speeds) if speeds and price != Price() else price
 
 
 def _with_long(found: ListedPrice) -> Price:

@@ -59,7 +59,7 @@ def _break(record: Record) -> dict[str, object] | None:
 
 
 _UNSIGNED = (1 << 64) - 1
-CAUSES: Own = (Column("cause", "", cause_of, "[cause](why-slow.md) of a missed budget or failure; empty: none", csv=6),)
+CAUSES: Own = (Column("cause", "", cause_of, "[cause](trouble.md) of a missed budget or failure; empty: none", csv=6),)
 PREFIX_DOCTOR: Own = (
     Column("composition", "tokens", COMPOSITION.of, "of the prompt, by part", members=PARTS),
     Column("session", "", lambda e: _name(LINEAGE.of(e).conversation), "its conversation, as a keyed hash"),

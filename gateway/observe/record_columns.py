@@ -126,6 +126,7 @@ ANSWER: Own = (
     Column("cached_tokens_reported", "tokens", lambda e: e.answer.cached_tokens, "by the server", csv=14),
     Column("output_tokens", "tokens", lambda e: e.answer.output_tokens, "by the server, else as counted", csv=15),
     Column("cost_usd", "USD", lambda e: e.cost_usd, "of all attempts that the caller is charged for", csv=16),
+    Column("speed", "", lambda e: e.answer.facts.speed, "service tier by the server; empty: not reported"),
     Column("engine_queue_ms", MS, lambda e: e.answer.engine_queue, "part of `upstream`, by the engine"),
     Column("engine_prefill_ms", MS, lambda e: e.answer.engine_prefill, "part of `upstream`, by the engine"),
     Column("engine_ttft_ms", MS, lambda e: e.answer.engine_ttft, "TTFT by the engine"),

@@ -406,9 +406,9 @@ class WireAttempt:
         if self.times.sent is None or (self.times.first_in is None and failed):
             return NO_CONSUMPTION
         prompt = self.fleet.view.prompt_tokens(self, self.attempt.candidate) if usage.prompt is None else usage.prompt
-        of, written = self.upstream.price.of, usage.cache_write or 0
-        cost = of(prompt, output, usage.cached or 0, written, usage.cache_write_1h or 0)
-        return Consumption(prompt + output, cost)
+        price, written = self.upstream.price, usage.cache_write or 0
+        cost = price.of(prompt, output, usage.cached or 0, written, usage.cache_write_1h or 0)
+        return Consumption(prompt + output, cost * price.factor(self.tap.facts.speed))
 
     def counted(self) -> tuple[int, int]:
         """Tokens of prompt and answer: as reported, else the gateway's own."""

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from policies.diagnosis.causes import Cause, CauseVerdict
+from policies.diagnosis.causes import GLOSSES, Cause, CauseVerdict
 
 SUFFERED = 0.05  # share of misses that are not their caller's own doing, from which these are told first
 
@@ -90,11 +90,12 @@ def headline(incident: IncidentGroup, requests: int) -> str:
 def as_json(incident: IncidentGroup, requests: Mapping[str, int]) -> dict[str, Any]:
     shown = asdict(incident)
     shown["over_ms"] = round(shown.pop("over") * 1e3, 1)
-    return {"headline": headline(incident, requests.get(incident.route, 0)), **shown}
+    gloss = GLOSSES.get(incident.cause, incident.cause)
+    return {"headline": headline(incident, requests.get(incident.route, 0)), "gloss": gloss, **shown}
 
 
 def from_json(shown: Mapping[str, Any]) -> IncidentGroup:
-    members = {name: value for name, value in shown.items() if name not in ("headline", "over_ms")}
+    members = {name: value for name, value in shown.items() if name not in ("headline", "gloss", "over_ms")}
     return IncidentGroup(**members, over=shown["over_ms"] / 1e3)
 
 

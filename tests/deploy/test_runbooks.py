@@ -15,7 +15,7 @@ from tests.support.dashboards import DASHBOARDS, panels
 from tests.support.gateways import running
 from tests.support.simulated import engine_pool, engines, eventually
 
-PAGE = (Path(__file__).parents[2] / "docs" / "operations.md").read_text("utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "trouble.md").read_text("utf-8")
 NEW = [
     *("FirsttokenGoodputLow", "FirsttokenTpotMissed", "FirsttokenShedShare"),
     *("FirsttokenHitRateFell", "FirsttokenPromptsGrew", "FirsttokenApiShare"),

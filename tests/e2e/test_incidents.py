@@ -68,10 +68,29 @@ async def test_an_outage_is_told_before_a_slow_route(capsys: pytest.CaptureFixtu
     assert (first["cause"], first["route"]) == ("connection", "down")
     assert {each["route"] for each in others} == {"slowish"}
     assert sum(each["late"] for each in others) == 12
-    lines = [line.strip() for line in top.splitlines() if "requests: " in line]
+    lines = [line.strip() for line in top.splitlines() if "requests: " in line and "•" not in line]
     assert lines[0].startswith("20 failed of 20 requests: dead/")
     assert f"mend: {first['mend'][:30]}" in top
     assert "20 failed of 20 requests: dead/" in why.split("cause ")[0]
+
+
+async def test_the_verdict_names_route_cause_and_mend_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """The same words at the admin port and in the terminal, the worst route first."""
+    async with outage_beside_a_slow_route() as gateway:
+        (first, *_) = await incidents(gateway)
+        async with ClientSession() as client, client.get(f"{gateway.admin_url}/verdicts?window=now") as reply:
+            said_of = await reply.json()
+        top = await said(capsys, "top", "--once", "--admin", gateway.admin_url)
+    down, slowish, *others = said_of["routes"]
+    assert down["text"].startswith("down fails 20 of 20 requests: no connection (dead/127.0.0.1:")
+    assert (down["state"], down["mend"]) == ("fails", first["mend"])
+    assert slowish["text"].startswith("slowish late: 0% within ")
+    assert [each["state"] for each in others] in (["idle"], [])
+    assert said_of["summary"] == "2 routes with trouble, 0 fine."
+    assert said_of["window"] == "5m"
+    lines = [line.strip() for line in top.splitlines()]
+    assert lines.index(said_of["summary"]) < lines.index(next(line for line in lines if line.startswith("incident")))
+    assert any(line.startswith(f"• {down['text'][:60]}") for line in lines)
 
 
 async def test_failures_are_the_first_of_the_worst_requests() -> None:

@@ -28,7 +28,7 @@ from tests.support.upstream import GATE, LAST_CHUNK, STREAM_HEAD, Script, Upstre
 
 STREAM = {**CHAT, "stream": True}
 HELD: Script = [STREAM_HEAD + chunk(TOKEN), GATE, chunk(FINISH + DONE) + LAST_CHUNK]
-PAGE = Path(__file__).parents[2] / "docs/operations.md"
+PAGE = Path(__file__).parents[2] / "docs/scaling.md"
 ACL_COMMAND = next(line for line in PAGE.read_text("utf-8").splitlines() if line.startswith("ACL ")).replace(
     "PASSWORD", "CANARY"
 )

@@ -95,6 +95,23 @@ async def test_one_request_has_one_complete_record() -> None:
     ]
 
 
+@pytest.mark.parametrize(("served", "factor"), [("flex", 0.5), ("default", 1.0)])
+async def test_an_answer_costs_the_price_of_the_speed_at_which_it_was_served(served: str, factor: float) -> None:
+    """The caller asked for another."""
+    priced = {"price": {"input": 1.0, "output": 10.0}, "accepts": {"speeds": {"flex": 0.5, "priority": 2}}}
+    body = b'{"service_tier":"%b","choices":[{"message":{"content":"x"},"finish_reason":"stop"}],' % served.encode()
+    script: Script = [reply(body + b'"usage":{"prompt_tokens":7,"completion_tokens":2}}')]
+    async with (
+        Upstream(script) as upstream,
+        running({"only": pool(upstream.url, **priced)}) as gateway,
+        calling(gateway.url) as caller,
+    ):
+        assert (await caller.whole(post({**CHAT, "service_tier": "priority"})))[0] == 200
+        await eventually(lambda: gateway.recorder.recent)
+    (found,) = gateway.recorder.recent
+    assert (found.answer.facts.speed, found.cost_usd) == (served, pytest.approx(factor * 27 / 1e6))
+
+
 @pytest.mark.parametrize(
     ("path", "method"),
     [("/v1/models", "GET"), ("/health", "GET"), ("/ready", "GET"), ("/nope", "GET"), ("/v1/chat/completions", "GET")],

@@ -38,7 +38,9 @@ def chat_from_message(reply: Json, body: Mapping[str, Any], context: AnswerConte
     """The completion of a whole reply."""
     choice = {"index": 0, "message": _message(reply, context.maker), "logprobs": None, **_finish(reply)}
     head = {"id": reply.get("id") or made_id("chatcmpl-"), "object": "chat.completion", "created": int(time.time())}
-    return {**head, "model": reply.get("model") or "", "choices": [choice], "usage": _usage(reply.get("usage"))}
+    usage = reply.get("usage")
+    model = {"model": reply.get("model") or ""}
+    return {**head, **model, "choices": [choice], **_service_tier(usage), "usage": _usage(usage)}
 
 
 def _message(reply: Json, maker: str) -> Json:
@@ -92,6 +94,11 @@ def _usage(usage: Any) -> Json | None:
     if thought is not None:
         counts["completion_tokens_details"] = {"reasoning_tokens": thought}
     return counts
+
+
+def _service_tier(usage: Any) -> Json:
+    """The tier of a chat by the speed of the message."""
+    return {"service_tier": "priority"} if isinstance(usage, dict) and usage.get("speed") == "fast" else {}
 
 
 @dataclass(slots=True)
@@ -210,7 +217,7 @@ class ChatFromMessagesStream(ChatEvents):
         if self.ended:
             return b""
         self.ended = True
-        return sse({**self._head, "choices": [], "usage": _usage(self._usage)}) + _DONE
+        return sse({**self._head, "choices": [], **_service_tier(self._usage), "usage": _usage(self._usage)}) + _DONE
 
     def _chunk(self, delta: Json, finish: Json | None = None) -> bytes:
         choice = {"index": 0, "delta": delta, **(finish or {"finish_reason": None})}

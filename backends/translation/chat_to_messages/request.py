@@ -62,7 +62,13 @@ _IMAGE = {"url": ANY, "detail": ANY}
 _PART = dict.fromkeys(("type", "cache_control", "prompt_cache_breakpoint"), ANY)
 _PARTS = {kind: {**_PART, kind: ANY} for kind in ("text", "refusal", "image_url", "file")}
 _CHOICES = {"auto": "auto", "required": "any", "none": "none"}
-_TIERS = {"auto": "auto", "default": "standard_only"}
+_FAST = {"speed": "fast"}
+_TIERS = {
+    "auto": {"service_tier": "auto"},
+    "default": {"service_tier": "standard_only"},
+    "fast": _FAST,
+    "priority": _FAST,
+}
 _EFFORTS = frozenset({"low", "medium", "high", "xhigh", "max"})
 _THINKING = {"type": "adaptive"}
 _LEAST_WHILE_THINKING = {"temperature": 1, "top_p": 0.95}  # in Messages; 1 is the most
@@ -130,7 +136,7 @@ def _options(members: Mapping[str, Any], is_forced: bool, dropped: Omissions) ->
     if config:
         options["output_config"] = config
     if members.get("service_tier") in _TIERS:
-        options["service_tier"] = _TIERS[members["service_tier"]]
+        options |= _TIERS[members["service_tier"]]
     elif "service_tier" in members:
         dropped.leave_out("service_tier")
     if members.get("verbosity", "medium") != "medium":

@@ -63,6 +63,7 @@ ERROR_TYPES = {
 }
 _CUT = (End.LENGTH, End.FILTERED)  # ends of an answer that has ended too soon
 _WINDOW = "model_context_window_exceeded"
+_FAST = ("fast", "priority")  # names of one tier
 _NO_THINKING = {"thinking": "", "signature": ""}
 
 
@@ -75,7 +76,7 @@ def message_from_chat(reply: Json, body: Mapping[str, Any], context: AnswerConte
         **_head(reply),
         "content": content,
         **_stop(choice, any(block["type"] == "tool_use" for block in content), bool(choice["message"].get("refusal"))),
-        "usage": _usage(reply.get("usage"), context),
+        "usage": _usage(reply.get("usage"), context) | _speed(reply),
     }
 
 
@@ -197,6 +198,11 @@ def _usage(reported: Any, context: AnswerContext) -> Json:
     return counts
 
 
+def _speed(reply: Json) -> Json:
+    """Speed of the message by the tier of the chat; empty: the standard, or not reported."""
+    return {"speed": "fast"} if reply.get("service_tier") in _FAST else {}
+
+
 def error_event(failure: Failure) -> bytes:
     """The event that ends a stream by an error."""
     kind = ERROR_TYPES.get(failure.status, "api_error")
@@ -222,6 +228,7 @@ class MessagesFromChatStream(EventTranslator):
         self._refused = False
         self._stop: Json | None = None
         self._usage: Json | None = None
+        self._speed: Json = {}
 
     def translate(self, event: ServerSentEvent) -> bytes:
         if event.data.startswith(b"[DONE]"):
@@ -252,6 +259,7 @@ class MessagesFromChatStream(EventTranslator):
         usage = chunk.get("usage")
         if isinstance(usage, dict):
             self._usage = usage
+        self._speed = _speed(chunk) or self._speed
         written = b""
         for choice in chunk.get("choices") or ():
             if choice.get("index") in (None, 0):
@@ -340,7 +348,7 @@ class MessagesFromChatStream(EventTranslator):
             return b""
         self._over = True
         stop = self._stop or _stop({}, bool(self._calls.all), self._refused)
-        end = {"type": "message_delta", "delta": stop, "usage": _usage(self._usage, self._context)}
+        end = {"type": "message_delta", "delta": stop, "usage": _usage(self._usage, self._context) | self._speed}
         written = self._blocks.finish()
         if state := self._state.take():
             written += self._blocks.add_whole("redacted_thinking", {"data": sealed(self._context.maker, state)})

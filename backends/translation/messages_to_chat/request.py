@@ -41,7 +41,7 @@ _KNOWN: Mapping[str, Any] = {
     "cache_control": ANY,  # without effect on the answer
     "diagnostics": LABEL,
     "fallbacks": LABEL,
-    "speed": LABEL,
+    "speed": ANY,
 }
 _TOOL = {
     **dict.fromkeys(("type", "name", "description", "input_schema", "strict"), ANY),
@@ -64,6 +64,7 @@ _DIRECT = {"type": "direct"}
 _SEARCH = "tool_search_tool"  # a tool of the provider, with the way of searching and a date behind it
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _TIERS = {"auto": "auto", "standard_only": "default"}
+_SPEEDS = {"fast": "priority", "standard": "default"}  # tiers in the chat dialect
 _EFFORTS = ((2048, "low"), (8192, "medium"))  # by the budget of thinking tokens, at most; else high
 _KEPT_THINKING = {"keep": "all"}  # an edit of the context that edits nothing
 _encode = msgspec.json.Encoder().encode
@@ -84,6 +85,17 @@ def messages_to_chat(body: Mapping[str, Any], dropped: Omissions) -> Json:
     return chat | _tools(members, dropped) | _options(members, dropped)
 
 
+def _service_tier(members: Mapping[str, Any], dropped: Omissions) -> Json:
+    """A chat has one member for the tier and the speed: the speed counts first."""
+    found: Json = {}
+    for name, known in (("service_tier", _TIERS), ("speed", _SPEEDS)):
+        if members.get(name) in known:
+            found = {"service_tier": known[members[name]]}
+        elif name in members:
+            dropped.leave_out(name)
+    return found
+
+
 def _options(members: Mapping[str, Any], dropped: Omissions) -> Json:
     """Options of the request: user, reasoning effort, response format."""
     options: Json = {}
@@ -100,10 +112,7 @@ def _options(members: Mapping[str, Any], dropped: Omissions) -> Json:
     effort = _effort(members.get("thinking", {}), dropped) or config.get("effort")
     if effort is not None:
         options["reasoning_effort"] = effort
-    if members.get("service_tier") in _TIERS:
-        options["service_tier"] = _TIERS[members["service_tier"]]
-    elif "service_tier" in members:
-        dropped.leave_out("service_tier")
+    options |= _service_tier(members, dropped)
     for edit in members.get("context_management", {}).get("edits", ()):
         if {name: value for name, value in edit.items() if name != "type"} != _KEPT_THINKING:
             refuse("context_management", dropped)

@@ -71,7 +71,7 @@ CLAUDE_CODE = Agent(
 conversation before what is left is full, or else at the gateway's refusal.
 
 With a subscription or a key of your own, before a pool of `backend: anthropic, api_key: caller`
-([callers' own keys](policies.md#callers-own-keys)): leave `ANTHROPIC_AUTH_TOKEN` and the models out, and log in. Where
+([callers' own keys](keys.md#callers-own-keys)): leave `ANTHROPIC_AUTH_TOKEN` and the models out, and log in. Where
 the gateway has keys, its own goes beside: `export ANTHROPIC_CUSTOM_HEADERS="x-firsttoken-key: YOUR-KEY"`. Not tried
 with a real subscription here; whether it may be used so is for the provider's terms to say.""",
 )

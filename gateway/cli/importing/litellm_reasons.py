@@ -9,10 +9,10 @@ from collections.abc import Mapping
 
 _DATABASE = "there is no database: keys are in the file or in Redis (`firsttoken keys`), settings in files"
 _PRISMA = "there is no database"
-_CACHE = "write cache: {ttl: 10m} on the routes: docs/operations.md, Cache of answers"
+_CACHE = "write cache: {ttl: 10m} on the routes: docs/keys.md, Cache of answers"
 _LOGS = "logs are one JSON line per request, always: telemetry.access_log"
 _BUDGET = "limits are of a key: keys[].monthly_cost_usd"
-_BREAKER = "endpoints are taken out and tried again by their own evidence, always: docs/operations.md, Limits"
+_BREAKER = "endpoints are taken out and tried again by their own evidence, always: docs/limits.md"
 _SAMPLING = "a route sets no sampling parameters: callers send them"
 _CALLBACKS = "no callbacks: Prometheus is served at /metrics of the admin port, OpenTelemetry by telemetry.otlp"
 _CAPABILITY = "capabilities exclude what they do not list: write all that the model has into `capabilities`"
@@ -93,8 +93,8 @@ ROUTER: Mapping[str, str] = {
     "cooldown_time": _BREAKER,
     "disable_cooldowns": _BREAKER,
     "retry_after": "the next endpoint is tried at once, within the deadline of the request",
-    "retry_policy": "what is tried again follows from whose fault it is: docs/policies.md, What is tried elsewhere",
-    "model_group_retry_policy": "what is tried again follows from whose fault it is: docs/policies.md",
+    "retry_policy": "what is tried again follows from whose fault it is: docs/failures.md, What is tried elsewhere",
+    "model_group_retry_policy": "what is tried again follows from whose fault it is: docs/failures.md",
     "timeout": "not a number of seconds",
     "stream_timeout": "not a number of seconds",
     "num_retries": "not a number of attempts",
@@ -110,7 +110,7 @@ ROUTER: Mapping[str, str] = {
     "client_ttl": "connections are kept as long as their servers keep them",
     "cache_kwargs": _CACHE,
     "caching_groups": _CACHE,
-    "alerting_config": "alert rules for Prometheus are generated: docs/operations.md, Alerts",
+    "alerting_config": "alert rules for Prometheus are generated: docs/trouble.md, Alerts",
     "assistants_config": "files, batches and assistants are not served",
     "provider_budget_config": "limits: {external: {usd_per_hour}} on a route",
     "router_general_settings": "there are no such settings",
@@ -194,9 +194,9 @@ GENERAL: Mapping[str, str] = {
     "maximum_spend_logs_retention_period": _LOGS,
     "store_prompts_in_spend_logs": "prompts and answers are not recorded, ever",
     "disable_no_log_param": "prompts and answers are not recorded, ever",
-    "alerting*": "alert rules for Prometheus are generated: docs/operations.md, Alerts",
-    "alert_*": "alert rules for Prometheus are generated: docs/operations.md, Alerts",
-    "slack_*": "alert rules for Prometheus are generated: docs/operations.md, Alerts",
+    "alerting*": "alert rules for Prometheus are generated: docs/trouble.md, Alerts",
+    "alert_*": "alert rules for Prometheus are generated: docs/trouble.md, Alerts",
+    "slack_*": "alert rules for Prometheus are generated: docs/trouble.md, Alerts",
     "background_health_checks": "engines are probed, always; APIs by their traffic",
     "health_check_*": "engines are probed, always; APIs by their traffic",
     "custom_auth*": "callers are known by keys; in front of other authentication: server: {open: true}",
@@ -227,7 +227,7 @@ GENERAL: Mapping[str, str] = {
     "infer_model_from_keys": _NAMED,
     "global_max_parallel_requests": "server.max_connections bounds a worker; keys[].concurrent_requests a key",
     "max_request_size_mb": "write defaults: {max_body: ...}",
-    "max_response_size_mb": "bounds of answers are fixed: docs/operations.md, Limits",
+    "max_response_size_mb": "bounds of answers are fixed: docs/limits.md",
     "key_management_s*": "secrets come from the environment: ${NAME}",
     "use_google_kms": "secrets come from the environment: ${NAME}",
     "use_azure_key_vault": "secrets come from the environment: ${NAME}",

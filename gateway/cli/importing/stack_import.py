@@ -47,15 +47,15 @@ ROUTER: Mapping[str, str] = {
     "serviceMonitor": "/metrics of the admin port: docs/metrics.md",
     "replicaCount": "replicas share their state over state: {redis: URL}",
     "autoscaling": "replicas share their state over state: {redis: URL}",
-    "ingress": "nginx and HAProxy in front: docs/operations.md, Behind a proxy",
-    "route": "nginx and HAProxy in front: docs/operations.md, Behind a proxy",
+    "ingress": "nginx and HAProxy in front: docs/ports.md, Behind a proxy",
+    "route": "nginx and HAProxy in front: docs/ports.md, Behind a proxy",
 }
 SECTIONS: Mapping[str, str] = {
     "cacheserverSpec": "the cache server stays with the chart",
     "loraController": "the controller of adapters stays with the chart",
     "sharedPvcStorage": "storage stays with the chart",
     "extraObjects": "objects of Kubernetes stay with the chart",
-    "grafanaDashboards": "dashboards of the gateway are generated: docs/operations.md, Dashboards",
+    "grafanaDashboards": "dashboards of the gateway are generated: docs/seeing.md, Dashboards",
     "kube-prometheus-stack": "Prometheus stays with the chart; it scrapes /metrics of the admin port",
     "prometheus-adapter": "Prometheus stays with the chart; it scrapes /metrics of the admin port",
     "keda": "scaling of engines stays with the chart",

@@ -24,7 +24,7 @@ OPEN_ENDED = ("ollama", "compatible")  # local servers that load further models 
 HEADER = """\
 # Written by `firsttoken up` from the servers that it found. Serve it with: firsttoken serve --config {file}
 # Every model answers as POOL/MODEL, and under its own name where one pool alone lists it. Keys stay in the environment.
-# All keys are explained in docs/policies.md; `firsttoken check {file}` reports mistakes.
+# All keys are explained in docs/configuration.md; `firsttoken check {file}` reports mistakes.
 """
 PASSTHROUGH = """
 # Takes every other name, because its list of models is not known.

@@ -192,7 +192,7 @@ SENT = (
     gauge(
         "firsttoken_pool_bound{pool}",
         help="What limits a pool: 0 idle, 1 nothing, 2 decoding, 3 prefill, 4 KV cache",
-        more="The verdict of most of its engines (see [operations](operations.md#what-limits-a-pool)).",
+        more="The verdict of most of its engines (see [trouble](trouble.md#what-limits-a-pool)).",
         moves="The mix of long prompts, long answers and concurrency.",
         act="2: fewer concurrent answers. 3: shorter prompts, more cache hits. 4: more KV cache. All: more engines.",
     ),
@@ -207,6 +207,6 @@ SENT = (
         help="1 where no engine of the pool keeps the route's TPOT budget even for an answer alone, else 0",
         more="From the third answer of an engine on, or 5 s of decoding.",
         moves="Slow hardware, a busy host, a larger model, a tight `tpot`.",
-        act="A higher `tpot`, or `off`: see [operations](operations.md#a-tpot-that-no-engine-keeps).",
+        act="A higher `tpot`, or `off`: see [trouble](trouble.md#a-tpot-that-no-engine-keeps).",
     ),
 )

@@ -149,7 +149,7 @@ PROMISED = (
     counter(
         "firsttoken_slow_total{route,cause} requests",
         help="Requests that missed a budget or failed, by cause",
-        more="One cause for each request, of the closed list in [why-slow.md](why-slow.md).",
+        more="One cause for each request, of the closed list in [trouble.md](trouble.md).",
         moves="Missed budgets, shed or failed requests.",
         act="`firsttoken why --route ROUTE` compares causes; `firsttoken why REQUEST_ID` has evidence and mend.",
     ),

@@ -25,6 +25,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from time import monotonic
 
+from backends.fitting.hints import SPEEDS
 from gateway.admission.auth import Tenant
 from gateway.admission.local_quotas import LocalQuotas
 from gateway.admission.redis_quotas import RedisQuotas
@@ -113,7 +114,10 @@ class Admission(Part):
             return
         request, route, pools = ask.request, ask.route, ask.runtime.pools
         longest = self.longest.tokens(tenant.account, route.name)
-        answer = AnswerBounds(request.choices, route.output_cap(request.max_tokens), longest, limits.cost is not None)
+        speed = next((each for name in SPEEDS if isinstance(each := request.body.get(name), str)), "")
+        answer = AnswerBounds(
+            request.choices, route.output_cap(request.max_tokens), longest, limits.cost is not None, speed
+        )
         claim = claim_of(estimate, answer, pools, request.size)
         if self._is_doubtful(tenant.account, limits, claim):
             estimate = await self._count(ask)
@@ -178,12 +182,13 @@ class Admission(Part):
 @dataclass(frozen=True, slots=True)
 class AnswerBounds:
     """`choices`: answers to generate; `cap`: most tokens of each that caller and route allow; `longest`: as learned of
-    the key. None: not known. `priced`: the key has a limit on cost."""
+    the key. None: not known. `priced`: the key has a limit on cost. `speed`: as asked for, whatever is served."""
 
     choices: int
     cap: int | None = None
     longest: int | None = None
     priced: bool = False
+    speed: str = ""
 
     @property
     def tokens(self) -> int:
@@ -204,11 +209,12 @@ def claim_of(estimate: PromptEstimate, answer: AnswerBounds, pools: Mapping[str,
     doubt = 0 if estimate.counted else max(size - tokens, 0)
     cost = most = 0.0
     if answer.priced:
-        cost = max([pools[name].price.at_most(prompt, output) for name, prompt in prompts.items()])
+        priced = [(pools[name], pools[name].price.factor(answer.speed), each) for name, each in prompts.items()]
+        cost = max([factor * pool.price.at_most(prompt, output) for pool, factor, prompt in priced])
         most = max(
             [
-                pools[name].price.at_most(prompt, answer.billed(pools[name].context_window, prompt))
-                for name, prompt in prompts.items()
+                factor * pool.price.at_most(prompt, answer.billed(pool.context_window, prompt))
+                for pool, factor, prompt in priced
             ]
         )
     return Claim(tokens + output, round(cost * NANO), doubt, tokens + answer.tokens, round(most * NANO))

@@ -90,3 +90,34 @@ def test_members_of_other_types_break_no_answer(id: object) -> None:
         )
     )
     assert (tap.ended, tap.failure, tap.usage.reasoning) == (True, None, None)
+
+
+def served(tap: Tap, body: bytes) -> str:
+    tap.feed(body)
+    return tap.facts.speed
+
+
+def test_the_speed_of_a_chat_is_the_last_that_is_named() -> None:
+    """The first chunks of a stream may not know it, and the last may not repeat it."""
+    chunks = [
+        {"service_tier": None, "choices": [choice(0, None)]},
+        {"service_tier": "flex", "choices": [choice(0, "stop")]},
+    ]
+    assert served(StreamTap(), events(*chunks, {"choices": [], **CHAT_USAGE})) == "flex"
+    assert (
+        served(StreamTap(), events({"choices": [choice(0, "stop")]}, {"choices": [], "service_tier": "fast"})) == "fast"
+    )
+    assert served(StreamTap(), events({"service_tier": "flex", "choices": [choice(0, None)]})) == "flex"  # broken off
+    assert served(StreamTap(), events({"service_tier": 7, "choices": [choice(0, "stop")]})) == ""
+
+
+def test_the_speed_of_a_message_is_told_at_its_start() -> None:
+    start = {"type": "message_start", "message": {"id": "m", "usage": {"speed": "fast", "service_tier": "standard"}}}
+    end = {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, **MESSAGE_USAGE}
+    assert served(MessagesTap(), events(start, end)) == "fast"
+    assert served(MessagesTap(), events({"type": "message_start", "message": {"usage": {}}}, end)) == ""
+    whole = {**MESSAGE, "usage": {"speed": "fast", "output_tokens": 1}, "stop_reason": "end_turn"}
+    tap = MessagesBodyTap()
+    tap.feed(json.dumps(whole).encode())
+    tap.close()
+    assert tap.facts.speed == "fast"

@@ -282,6 +282,18 @@ def test_an_unknown_end_is_no_success(reason: str) -> None:
         reply(stop_reason=reason)
 
 
+@pytest.mark.parametrize("tier", ["fast", "priority"])
+def test_the_fast_tier_of_a_chat_is_the_speed_of_a_message(tier: str) -> None:
+    told = Omissions()
+    body = CHAT_TO_MESSAGES.request({"model": "m", "messages": [ASKED], "service_tier": tier}, told)
+    assert (body, [*told.noted]) == ({"model": "m", "messages": [ASKED], "speed": "fast"}, [])
+
+
+@pytest.mark.parametrize(("speed", "tier"), [("fast", "priority"), ("standard", None), (None, None)])
+def test_a_chat_names_the_tier_that_was_served(speed: str | None, tier: str | None) -> None:
+    assert reply(usage={"input_tokens": 3, "output_tokens": 7, "speed": speed}).get("service_tier") == tier
+
+
 def test_the_prompt_of_a_chat_includes_what_caches_hold() -> None:
     """Anthropic's `input_tokens` are the rest."""
     usage = {

@@ -76,6 +76,26 @@ def test_content_without_equivalent_is_refused_by_name(block: Json, param: str) 
     assert refusal.value.param == param
 
 
+@pytest.mark.parametrize(
+    ("members", "tier"),
+    [
+        ({"speed": "fast"}, "priority"),
+        ({"speed": "fast", "service_tier": "auto"}, "priority"),
+        ({"speed": "standard"}, "default"),
+        ({"service_tier": "standard_only"}, "default"),
+    ],
+)
+def test_the_speed_of_a_message_is_a_tier_of_the_chat(members: Json, tier: str) -> None:
+    assert chat(**members)["service_tier"] == tier
+
+
+@pytest.mark.parametrize(("tier", "speed"), [("fast", "fast"), ("priority", "fast"), ("default", None), (None, None)])
+def test_a_message_names_the_speed_that_was_served(tier: str | None, speed: str | None) -> None:
+    choice = {"message": {"role": "assistant", "content": "x"}, "finish_reason": "stop"}
+    answer = MESSAGES_TO_CHAT.reply({"service_tier": tier, "choices": [choice]}, {})
+    assert answer["usage"].get("speed") == speed
+
+
 def test_hints_about_caches_are_left_out() -> None:
     """A chat's servers cache by themselves."""
     hint = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}

@@ -328,3 +328,14 @@ def test_a_held_event_can_be_forgotten() -> None:
 def test_usage_is_the_same_streamed_and_whole(usage: Json) -> None:
     answer = {**ANSWER, "usage": usage}
     assert whole_completion(run(to_chat(), sent(answer)))["usage"] == CHAT_TO_MESSAGES.reply(answer, {})["usage"]
+
+
+def test_a_stream_names_the_speed_that_was_served() -> None:
+    """Of a message at its end, as the first chunk of a chat may not know it."""
+    message = run(to_messages(), chunk({"content": "x"}, service_tier=None), chunk({}, "stop", service_tier="fast"))
+    (end,) = [event for name, event in events(message) if name == "message_delta"]
+    assert end["usage"]["speed"] == "fast"
+    start = {"type": "message_start", "message": {"id": "m", "usage": {"speed": "fast"}}}
+    end = {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 1}}
+    chat = run(to_chat(), *named_sse([start, end, {"type": "message_stop"}]))
+    assert b'"service_tier":"priority"' in chat

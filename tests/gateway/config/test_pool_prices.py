@@ -14,7 +14,9 @@ from policies.types import Price
 
 KEY = "sk-0123456789abcdef"
 SOL = {"model": "gpt-6.1-sol", "api_key": KEY}
-SOL_PRICE = Price(2, 10, 0.1, 2.5, long=(272_001, Price(4, 15, 0.2, 5)))
+SPEEDS = {"flex": 0.5, "fast": 2, "priority": 2, "scale": 1, "ultrafast": 6}
+SOL_PRICE = Price(2, 10, 0.1, 2.5, long=(272_001, Price(4, 15, 0.2, 5)), speeds=SPEEDS)
+FLASH_SPEEDS = {"flex": 0.5, "priority": 1.8}
 FLASH = {"backend": "gemini", "model": "gemini-3.8-flash", "api_key": KEY}
 
 
@@ -73,7 +75,19 @@ def test_a_model_of_the_same_name_elsewhere_costs_nothing(server: dict[str, obje
 @pytest.mark.parametrize("written", [{"input": 1, "output": 3}, {"input": 0}])
 def test_a_written_price_wins(written: dict[str, float]) -> None:
     """One of 0 too: what is not written in it costs nothing."""
-    assert price(backend="openai", price=written, **SOL) == Price(written["input"], written.get("output", 0))
+    speeds = SPEEDS if written["input"] else {}
+    assert price(backend="openai", price=written, **SOL) == Price(
+        written["input"], written.get("output", 0), speeds=speeds
+    )
+
+
+def test_a_speed_has_the_price_that_its_pool_or_else_its_model_states() -> None:
+    """As a factor. Others than the named ones cost what the standard costs."""
+    own = price(backend="openai", accepts={"speeds": {"priority": 2.2}}, **SOL)
+    assert (own.factor("priority"), own.factor("flex"), own.factor("")) == (2.2, 1, 1)
+    assert price(backend="openai", **{**SOL, "model": "gpt-5.5"}).factor("priority") == 2.5
+    assert price(backend="anthropic", model="claude-opus-5-5", api_key=KEY).factor("fast") == 2
+    assert price(backend="anthropic", model="claude-haiku-4-5", api_key=KEY).factor("fast") == 1
 
 
 def test_where_callers_pay_or_choose_the_model_nothing_is_assumed() -> None:
@@ -84,14 +98,14 @@ def test_where_callers_pay_or_choose_the_model_nothing_is_assumed() -> None:
 def test_a_price_changes_on_its_day(day: pytest.MonkeyPatch) -> None:
     """The file is the same, and a reload tells the change."""
     before = config(**FLASH)
-    assert before.fleet()[0].price == Price(0.75, 3.75, 0.075)
+    assert before.fleet()[0].price == Price(0.75, 3.75, 0.075, speeds=FLASH_SPEEDS)
     assert not before.pools["p"].is_repriced_on(date(2026, 12, 31))
     assert before.pools["p"].is_repriced_on(date(2027, 1, 1))
     assert change(before, config(**FLASH)).changed == ()
     on(day, date(2027, 1, 1))
     found = change(before, config(**FLASH))
     assert found.changed == ("pools.p.price",)
-    assert found.config.fleet()[0].price == Price(1.5, 7.5, 0.15)
+    assert found.config.fleet()[0].price == Price(1.5, 7.5, 0.15, speeds=FLASH_SPEEDS)
 
 
 def test_a_written_price_has_no_day(day: pytest.MonkeyPatch) -> None:

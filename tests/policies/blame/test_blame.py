@@ -1,4 +1,4 @@
-"""The table of blame, and its copy for operators in docs/policies.md."""
+"""The table of blame, and its copy for operators in docs/failures.md."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from policies.blame.blame import BLAME, Blame, Elsewhere, Evidence, Fault, blame_of, reason
 from policies.types import AttemptOutcome
 
-PAGE = Path(__file__).parents[3] / "docs" / "policies.md"
+PAGE = Path(__file__).parents[3] / "docs" / "failures.md"
 
 
 def documented(row: Blame) -> str:
@@ -23,7 +23,7 @@ def documented(row: Blame) -> str:
     return f"| `{row.kind}` | {row.fault.value} | {sure} | {row.elsewhere.value} | {row.evidence.value} | {others} |"
 
 
-def test_the_page_of_policies_has_the_table_as_it_is() -> None:
+def test_the_page_of_failures_has_the_table_as_it_is() -> None:
     """Every row, in the same order, and no other."""
     text = PAGE.read_text("utf-8")
     begin = text.index("| kind | whose fault |")
