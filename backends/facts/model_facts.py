@@ -110,6 +110,7 @@ class Facts:
     user_after_results: bool = True  # a turn of the user may follow results of calls
     empty_turns: bool = True  # turns of the assistant without text and calls
     prefill: bool = True  # the last message may be the assistant's
+    prefill_member: str = ""  # of such a message in a chat, true where the server is to continue it
     user_turn: bool = False  # one message at least has to be the user's
     empty_texts: bool = True  # texts without a character that is no white space
     reasoning: Reasoning = Reasoning.ANY

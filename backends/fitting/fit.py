@@ -161,7 +161,7 @@ _MEDIA: Mapping[Operation, tuple[bytes, bytes]] = {  # types of files and images
     _RESPONSES: (b'"input_file"', b'"input_image"'),
 }
 _IMAGES = ("media", "image_urls", "details", "most_images")
-_ORDERS = ("alternation", "user_first", "user_after_results", "empty_turns")
+_ORDERS = ("alternation", "user_first", "user_after_results", "empty_turns", "prefill_member")
 _SAMPLING = "temperature top_p top_k logprobs top_logprobs presence_penalty frequency_penalty"
 _THINKING = "reasoning_effort reasoning thinking output_config tool_choice response_format"
 _ROWS = (

@@ -5,6 +5,7 @@
 - Between results and a turn of the user stands a turn of the assistant if the server wants one; where user and
   assistant take turns it always does, as templates count results as the user's turn, or do not count them.
 - The first turn is the user's if the server wants that.
+- A last turn of the assistant, which the caller wants continued, is marked if the server wants it marked.
 - Arguments of a call that are no JSON object become the text `arguments` of one, as in Messages, if the server refuses
   them.
 
@@ -47,6 +48,8 @@ def fit_order(body: Json, target: Target, told: Omissions) -> Json:
         turns = _answered(turns)
     if facts.alternation or facts.user_first:
         turns = _opened_by_user(turns)
+    if facts.prefill_member:
+        turns = _to_be_continued(turns, facts.prefill_member)
     found = [message for _, message in turns]
     same = len(found) == len(messages) and all(new is old for new, old in zip(found, messages, strict=True))
     return body if same else {**body, "messages": found}
@@ -89,6 +92,13 @@ def _opened_by_user(turns: list[_Turn]) -> list[_Turn]:
     if first is None or turns[first][0] == "user":
         return turns
     return [*turns[:first], ("user", OPENING), *turns[first:]]
+
+
+def _to_be_continued(turns: list[_Turn], member: str) -> list[_Turn]:
+    role, message = turns[-1] if turns else ("", None)
+    if role != "assistant" or member in (turn := opened(message)):
+        return turns
+    return [*turns[:-1], (role, {**turn, member: True})]
 
 
 def fit_arguments(body: Json, target: Target, told: Omissions) -> Json:

@@ -88,9 +88,18 @@ def test_an_empty_turn_of_the_assistant_is_left_out_where_it_is_refused(turn: Js
     assert spoken(facts_of("vllm", "qwen3-8b"), ASKED, turn, ASKED, author=author)[1]["role"] == "assistant"
 
 
+def test_a_turn_to_be_continued_is_marked_for_mistral() -> None:
+    """Which refuses a last turn of the assistant without the mark."""
+    facts = facts_of("mistral", "mistral-large-2512")
+    assert spoken(facts, ASKED, SAID)[1] == {**SAID, "prefix": True}
+    assert spoken(facts, ASKED, SAID, ASKED)[1] == SAID
+    assert spoken(GEMMA, ASKED, SAID)[1] == SAID
+
+
 def test_an_order_that_is_taken_stays_as_it_is() -> None:
     """And so does every turn, byte for byte."""
     given = [msgspec.Raw(b'{"role" :"user","content":"hi"}'), msgspec.Raw(b'{"role": "assistant","content":"so"}')]
+    given.append(given[0])
     for facts in (GEMMA, facts_of("mistral", "mistral-large-2512")):
         sent, _ = fitted(facts, CHAT, {"messages": given}, Author.CALLER)
         assert all(new is old for new, old in zip(sent["messages"], given, strict=True))

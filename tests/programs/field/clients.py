@@ -54,6 +54,8 @@ class Client:
             if self.is_odd(0.3):
                 self.add_odd_turn(number)
             self.add_user(number)
+            if self.options.get("begins") and self.is_odd(0.2):
+                self.add_beginning()
 
     def last_is_open(self) -> bool:
         return False
@@ -61,6 +63,7 @@ class Client:
     def add_results(self) -> None: ...
     def add_after_results(self, number: int) -> None: ...
     def add_user(self, number: int) -> None: ...
+    def add_beginning(self) -> None: ...
     def add_odd_turn(self, number: int) -> None:
         """Before the user's turn."""
 
@@ -107,6 +110,10 @@ class ChatClient(Client):
             self.history.append(
                 {"role": "user", "content": [{"type": "text", "text": " "}, {"type": "text", "text": "A."}]}
             )
+
+    def add_beginning(self) -> None:
+        """The beginning of the answer, to be continued."""
+        self.history.append({"role": "assistant", "content": "Sure:"})
 
     def add_after_results(self, number: int) -> None:
         if self.chance(0.3):

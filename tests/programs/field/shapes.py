@@ -107,7 +107,7 @@ def _aider(random: Dice) -> Client:
     members: dict[str, Any] = {"temperature": 0}
     if random.rarely(0.3):
         members |= {"reasoning": {"effort": "high"}, "usage": {"include": True}, "provider": {"sort": "throughput"}}
-    return _chat("aider", random, members=members, returns_state=False, options={"reminds": True})
+    return _chat("aider", random, members=members, returns_state=False, options={"reminds": True, "begins": True})
 
 
 def _cline(random: Dice) -> Client:
