@@ -56,7 +56,7 @@ from backends.fitting.sampling import fit_sampling
 from backends.fitting.schemas import fit_form, fit_schemas
 from backends.fitting.target import Author, Rule, Target
 from backends.fitting.thinking import efforts_of, fit_reasoning_wishes, fit_thinking
-from backends.fitting.tools import fit_empty_tools, fit_leaning, fit_parallel, fit_tools
+from backends.fitting.tools import fit_empty_tools, fit_leaning, fit_parallel, fit_tools, sign_of_chat
 from backends.fitting.turn_order import fit_arguments, fit_order
 from backends.interface import Operation
 from backends.member_paths import Json
@@ -191,6 +191,7 @@ _ROWS = (
     _row(fit_empty_tools, "tools", _differs("empty_tools"), _CHAT, is_mending=True),
     _row(fit_output, " ".join((*LIMITS, "max_output_tokens")), _differs("output", "least_output")),
     _row(fit_reasoning_wishes, "reasoning include", _differs("reasoning_items"), _RESPONSES, is_mending=True),
+    _row(sign_of_chat, "messages input", _differs("alternation"), _MESSAGES, _RESPONSES, is_mending=True),
     _row(fit_tools, "tools", _differs("most_tools", "tools", "tool_choices")),
     _row(fit_parallel, "parallel_tool_calls", _differs("parallel_tool_calls")),
     _row(fit_thinking, _THINKING, _wants_thinking),

@@ -18,6 +18,7 @@ from backends.translation.request_members import refuse
 
 _LEANING = ("tool_choice", "parallel_tool_calls")
 _OWN = ("function", "custom", "tool")  # types of a choice that names a caller's tool
+_STORED = ("store", "previous_response_id", "conversation", "background", "prompt")  # members of Responses
 _ALIKE = {"any": "required", "required": "any", "named": "tool", "tool": "named"}
 
 
@@ -121,6 +122,20 @@ def fit_leaning(body: Json, target: Target, told: Omissions) -> Json:
         return body
     told.leave_out("tool_choice")
     return without(body, "tool_choice")
+
+
+def takes_chat(body: Mapping[str, Any], operation: Operation, target: Target) -> bool:
+    """True where a request of another dialect has to go over chat completions, which the server speaks as well: its
+    template wants an order of turns, and a server writes several for one of Messages, or for items of Responses. A
+    response that refers to a stored one, or is stored, stays."""
+    if not target.facts.alternation or operation is Operation.CHAT:
+        return False
+    return operation is Operation.MESSAGES or not any(opened(body.get(name)) for name in _STORED)
+
+
+def sign_of_chat(body: Json, target: Target, told: Omissions) -> Json:
+    """Of a body that may go over chat completions (`takes_chat`); stays as it is where it does not."""
+    return body
 
 
 def takes_responses(body: Mapping[str, Any], operation: Operation, target: Target) -> bool:

@@ -13,7 +13,7 @@ from backends.facts.model_facts import Facts
 from backends.fitting.custom_tools import as_functions
 from backends.fitting.fit import FITTED, Concerns, Plan, fit, fit_for_translation, plan
 from backends.fitting.target import Author
-from backends.fitting.tools import takes_responses
+from backends.fitting.tools import takes_chat, takes_responses
 from backends.interface import Operation
 from backends.translation.omissions import Omissions
 from backends.translation.registry import chain
@@ -100,8 +100,10 @@ class FittedBodies:
             target = self._plan(operation, server.facts, Author.GATEWAY).target
             if takes_responses(request.body, operation, target):
                 return chain(operation, frozenset({Operation.RESPONSES}))
-        if operation is Operation.MESSAGES and server.facts.alternation and Operation.CHAT in server.spoken:
-            return chain(operation, frozenset({Operation.CHAT}))  # results beside a text are two turns of a template
+        if Operation.CHAT in server.spoken and operation in (Operation.MESSAGES, Operation.RESPONSES):
+            target = self._plan(operation, server.facts, Author.GATEWAY).target
+            if takes_chat(request.body, operation, target):
+                return chain(operation, frozenset({Operation.CHAT}))
         return chain(operation, server.spoken)
 
     def own(

@@ -594,3 +594,26 @@ async def test_explain_makes_the_checks_of_a_request() -> None:
         lost = await explained(temperature=0)
         assert lost["left_out"] == {"a": ["temperature"]}
         assert not server.requests
+
+
+@pytest.mark.parametrize("more", [{}, {"store": True}])
+async def test_items_go_over_chat_where_a_template_wants_an_order_of_turns(more: Json) -> None:
+    """A server makes two turns of two items of one role. What the server stores stays in its dialect."""
+    item = {"type": "message", "role": "user", "content": "hi"}
+    pools = chat("vllm", "gemma-4-31b", RESPONSE if more else COMPLETION)
+    result = await exchange(RESPONSES, {"input": [item, item], **more}, pools)
+    [(path, body)] = result.sent[-1]
+    assert path == (RESPONSES if more else CHAT)
+    assert more or [turn["content"] for turn in body["messages"]] == ["hi\n\nhi"]
+
+
+async def test_results_beside_a_text_go_over_chat_where_a_template_wants_an_order_of_turns() -> None:
+    result_block = {"type": "tool_result", "tool_use_id": "c", "content": "r"}
+    turns = [
+        *ASKED,
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "f", "input": {}}]},
+        {"role": "user", "content": [result_block, {"type": "text", "text": "go on"}]},
+    ]
+    result = await exchange(MESSAGES, {"max_tokens": 9, "messages": turns}, chat("vllm", "gemma-4-31b"))
+    roles = [turn["role"] for turn in result.got["messages"]]
+    assert roles == ["user", "assistant", "tool", "assistant", "user"]

@@ -35,6 +35,7 @@ def verify_chat(target: Target, body: Body) -> list[Violation]:
         *_format(target, body, thinking),
         *_roles(target, body["messages"]),
         *_order(target, body["messages"]),
+        *alternation(target, body["messages"]),
         *(violation for at, each in enumerate(body["messages"]) for violation in _message(target, each, at)),
         *_calls(target, body["messages"]),
     ]
@@ -184,7 +185,6 @@ def _order(target: Target, messages: Sequence[Mapping[str, Any]]) -> Iterator[Vi
     lasts = target.rule("last_roles")
     if lasts and last not in lasts and not messages[-1].get("prefix"):
         yield Violation(f"last message of the {last}", "messages", f"Expected last role User or Tool, but got {last}")
-    yield from _alternation(target, messages)
     for at, (before, each) in enumerate(itertools.pairwise(messages)):
         after = target.rule("after_tool")
         if after and before.get("role") == "tool" and each.get("role") not in after:
@@ -193,7 +193,7 @@ def _order(target: Target, messages: Sequence[Mapping[str, Any]]) -> Iterator[Vi
             )
 
 
-def _alternation(target: Target, messages: Sequence[Mapping[str, Any]]) -> Iterator[Violation]:
+def alternation(target: Target, messages: Sequence[Mapping[str, Any]]) -> Iterator[Violation]:
     """`with tools`: a template that counts results as the user's; `without tools`: neither results nor calls count.
     Results of one turn count once."""
     rule = target.rule("alternation")

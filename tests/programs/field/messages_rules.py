@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tests.programs.field import shared_rules as shared
+from tests.programs.field.chat_rules import alternation
 from tests.programs.field.rules import Target, Violation
 from tests.programs.field.schema_rules import verify_schema
 from tests.programs.field.shared_rules import Body
@@ -36,7 +37,7 @@ def verify_messages(target: Target, body: Body) -> list[Violation]:
     thinking = thinking_of(target, body)
     found = [*_messages(target, body["messages"]), *_pairs(target, body["messages"]), *_blocks(target, body)]
     if target.api != "anthropic":
-        return found
+        return [*found, *alternation(target, [*_as_chat(body)])]
     if type(body.get("max_tokens")) is not int:
         found.append(Violation("no max_tokens", "max_tokens", "max_tokens: Field required"))
     return [
@@ -50,6 +51,16 @@ def verify_messages(target: Target, body: Body) -> list[Violation]:
         *shared.stops(target, body.get("stop_sequences"), "stop_sequences"),
         *shared.longest_output(target, body, ("max_tokens",)),
     ]
+
+
+def _as_chat(body: Body) -> Iterator[Mapping[str, Any]]:
+    """Roles of the chat that a server of engines makes of it."""
+    for turn in body["messages"]:
+        kinds = {block.get("type") for block in _listed(turn.get("content"))}
+        if "tool_result" in kinds:
+            yield {"role": "tool"}
+        if kinds - {"tool_result"}:
+            yield {"role": turn["role"], "tool_calls": ["..."] * ("tool_use" in kinds)}
 
 
 def _thinking(target: Target, body: Body, thinking: bool) -> Iterator[Violation]:
