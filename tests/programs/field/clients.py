@@ -34,6 +34,7 @@ class Client:
     returns_state: bool = True
     headers: Mapping[str, str] = field(default_factory=dict)
     waiting: list[Any] = field(default_factory=list)  # calls without a result
+    searches: bool = False  # this step offers the provider's own search
 
     operation = Operation.CHAT
 
@@ -46,6 +47,7 @@ class Client:
 
     def proceed(self, number: int) -> None:
         """Add the results of open calls, or what the user says next."""
+        self.searches = bool(self.options.get("searches")) and self.chance(0.3)
         if self.waiting:
             self.add_results()
             if self.is_odd(0.3):
@@ -215,7 +217,7 @@ class MessagesClient(Client):
     def body(self) -> dict[str, Any]:
         body = {"messages": list(self.history), "stream": self.stream, **self.options["members"]}
         tools = self.tools
-        if self.options.get("searches") and self.chance(0.3):
+        if self.searches:
             tools = [*tools, {"type": "web_search_20250305", "name": "web_search", "max_uses": 8}]
         return {**body, "tools": tools} if tools else body
 
