@@ -1,4 +1,4 @@
-"""A slice of the bench: conversations of ten clients before every API that verifies (`make field` runs 2,000)."""
+"""A slice of the bench: conversations of eleven clients before every API that verifies (`make field` runs 2,000)."""
 
 from __future__ import annotations
 
