@@ -48,7 +48,8 @@ class ChangeKind(Enum):
 class BodyChange:
     """`to`: the other name of RENAME. `was`: of REPLACE, the value that is not accepted; empty: whatever is not listed
     in `values`, of which the nearest takes its place. `beside`: path of a member, without which nothing is changed, and
-    values of the member, as in `thinking.type=enabled|adaptive`; without values: any. `label`: of a metric."""
+    values of the member, as in `thinking.type=enabled|adaptive`; without values: any. `same`: of RENAME, the names mean
+    one thing. `label`: of a metric."""
 
     kind: ChangeKind
     path: str
@@ -56,12 +57,13 @@ class BodyChange:
     was: str = ""
     values: tuple[Scalar, ...] = ()
     beside: str = ""
+    same: bool = field(default=False, compare=False)
     label: str = field(default="other", compare=False)
 
     @property
     def loses(self) -> bool:
-        """Something that was asked for does not reach the server."""
-        return self.kind not in (ChangeKind.RENAME, ChangeKind.FIT)
+        """Something that was asked for does not reach the server under a name that means the same."""
+        return self.kind is not ChangeKind.FIT and not (self.kind is ChangeKind.RENAME and self.same)
 
 
 def changed(body: Mapping[str, Any], changes: Iterable[BodyChange]) -> Json:
@@ -91,8 +93,12 @@ def values_at(body: Mapping[str, Any], path: str) -> list[Any]:
 
 def told(changes: Iterable[BodyChange], body: Mapping[str, Any]) -> dict[str, str]:
     """Paths of the body where changes lose content, each with its metric label."""
-    lost = [each for each in changes if each.loses and changed(body, (each,)) != body]
+    lost = [each for each in changes if _takes(each, body) and changed(body, (each,)) != body]
     return {shown(each.label if each.kind is ChangeKind.FOLD else each.path): each.label for each in lost}
+
+
+def _takes(change: BodyChange, body: Mapping[str, Any]) -> bool:
+    return change.loses or (change.kind is ChangeKind.RENAME and holds(body, change.to))
 
 
 def shown(path: str) -> str:

@@ -318,7 +318,9 @@ def of_callers_key(failure: Failure) -> Failure:
         message = f"{message} {failure.words}"
     kind = code if status == 429 else "invalid_request_error"
     said = f"the caller's key: {named or status}"
-    return Failure(FailureKind.CALLER_KEY, message, status, kind, code, retry_after=failure.retry_after, cause=said)
+    return Failure(
+        FailureKind.CALLER_CREDENTIAL, message, status, kind, code, retry_after=failure.retry_after, cause=said
+    )
 
 
 _QUEUE = re.compile(

@@ -106,7 +106,7 @@ class FailureKind(Enum):
     CONTEXT = "context"  # the request exceeds the model's context window
     CONTENT_FILTER = "content_filter"  # the content of the request is refused
     CONTENT = "content"  # a file, response or other id of the caller is unknown there
-    CALLER_KEY = "caller_key"  # the caller's own key, or the account behind it: the caller's to mend
+    CALLER_CREDENTIAL = "caller_credential"  # of the caller, or the account behind it: the caller's to mend
     GATEWAY = "gateway"  # our own fault: a valid reply that the gateway cannot translate or read
 
 
@@ -118,7 +118,7 @@ OF_REQUEST = frozenset(  # the request's own fault: another server of the same k
         FailureKind.CONTENT_FILTER,
         FailureKind.CONTENT,
         FailureKind.REQUEST_SIZE,
-        FailureKind.CALLER_KEY,
+        FailureKind.CALLER_CREDENTIAL,
     }
 )
 

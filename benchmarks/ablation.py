@@ -39,7 +39,7 @@ from policies.queue.hold_rules import HoldRules
 from policies.queue.placement_round import PlacementRound, with_first
 from policies.queue.queued_request import HoldRule, QueuedRequest
 from policies.routes.route import Route
-from policies.routing import ranking, value
+from policies.routing import ranking
 from policies.types import FOREVER, Candidate, Decision, Endpoint
 
 SEEDS = 4
@@ -132,11 +132,13 @@ IDEAS = (
     ),
     Idea("TPOT pressure limit", "answers in progress never close an engine", (OPEN,)),
     Idea(
-        "price of TPOT misses", "answers that a prefill stalls cost nothing", ((value, "expected_tpot_misses", _zero),)
+        "price of TPOT misses",
+        "answers that a prefill stalls cost nothing",
+        ((ranking, "expected_tpot_misses", _zero),),
     ),
     Idea("near ties", "values that are nearly equal are not", ((ranking, "EQUAL", 0.0), (ranking, "NEAR", 0.0))),
-    Idea("soon is better", "a first token in time is as good as a sooner one", ((value, "SOON", 0.0),)),
-    Idea("price of engine time", "a long prefill costs others no time", ((value, "ENGINE", 0.0),)),
+    Idea("soon is better", "a first token in time is as good as a sooner one", ((ranking, "SOON", 0.0),)),
+    Idea("price of engine time", "a long prefill costs others no time", ((ranking, "ENGINE", 0.0),)),
     Idea(
         "spilling",
         "a queued request never moves to another tier",
@@ -181,7 +183,7 @@ IDEAS = (
     Idea(
         "TPOT in the choice of a tier",
         "tiers are compared by their TTFT alone",
-        ((value, "_pace", _nothing),),
+        ((ranking, "_pace", _nothing),),
         plays_in=_with_tiers,
     ),
 )

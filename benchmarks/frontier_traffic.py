@@ -212,7 +212,7 @@ def shaped(name: str, fleet: Scenario) -> Scenario:
     if name == "upgrade":
         return replace(fleet, faults=rolling(tuple(fleet.profiles)))
     if name == "region":
-        regions = {endpoint.id: endpoint.region for pool in fleet.pools for endpoint in pool.endpoints}
+        regions = {endpoint.id: endpoint.locality for pool in fleet.pools for endpoint in pool.endpoints}
         lost = [endpoint for endpoint, name in regions.items() if name == NEAR]
         far = {endpoint: distant(profile) for endpoint, profile in fleet.profiles.items() if endpoint not in lost}
         return replace(fleet, profiles={**fleet.profiles, **far}, faults=outage(lost))

@@ -41,7 +41,7 @@ ROWS = (  # the first match: by the beginning of a file's path from the root of 
         "attempts",
         ("gateway/proxy", "gateway/upstream/dispatcher", "policies/attempts/"),
     ),
-    ("relay", ("gateway/upstream/relay", "backends/stream/")),
+    ("relay", ("gateway/upstream/answer", "backends/stream/")),
     ("upstream", ("gateway/upstream/", "backends/")),
     ("observe", ("gateway/observe/",)),
     ("cache warming", ("gateway/parts/warming",)),

@@ -13,7 +13,7 @@ from math import exp, log
 from random import Random
 from statistics import NormalDist, mean
 
-from policies.attempts.pending_attempt import abandon_at, leave_by, patience_until
+from policies.attempts.patience import abandon_at, leave_by, patience_until
 from policies.latency.answer_lengths import AnswerLengths
 from policies.latency.api_predictor import ApiPredictor
 from policies.latency.online_learning import PRIOR
@@ -75,7 +75,7 @@ def _shown(random: Random, scores: Scores) -> None:
     for now, effort, first, then in _requests(random, scores):
         for by_effort, lengths in learned.items():
             told = effort if by_effort else ""
-            expected = lengths.expected_reasoning(ROUTE, told, now) or {}
+            expected = lengths.expected_reasoning(ROUTE, told, now)
             _score(scores, effort, by_effort, FIRST.followed_by(expected["p"]), first + then)
             lengths.observe_reasoning("r", "p", told, then, now)
 

@@ -1,9 +1,11 @@
 """Counts the product files entered by one small streamed request: `python -m benchmarks.request_path`.
 
-A gateway runs in this process, a simulated engine in another. After a few requests which warm every cache, one streamed
-chat completion of eight tokens is recorded by `sys.setprofile`: each call of a Python function of `gateway`, `policies`
-or `backends` counts, including calls by timers meanwhile. A move is a call into another file than the call before.
-`--list` prints the files with their calls, in order of first entry.
+A gateway runs in this process, a simulated engine in another. After WARM_UP requests, which warm every cache and end
+the cold start of the engine's predictor, RECORDED streamed chat completions of eight tokens are recorded by
+`sys.setprofile`: each call of a Python function of `gateway`, `policies` or `backends` counts, including calls by
+timers meanwhile. A move is a call into another file than the call before. Reads of the socket and timers fall
+differently: the request with the median of calls is shown, and the calls of the read that ends its answer. `--list`
+prints its calls by folder, and the files in order of first entry.
 """
 
 from __future__ import annotations
@@ -25,7 +27,11 @@ from gateway.config.models import Config
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = tuple(f"{ROOT / package}/" for package in ("gateway", "policies", "backends"))
-WARM_UP = 5  # requests
+WARM_UP = 40  # requests: from MATURE_SAMPLES first tokens on, an endpoint learns in batches
+RECORDED = 9  # requests
+PAUSE = 0.3  # s in which work after the end of a request is done, before the next is recorded
+LINGER = 0.05  # s after the end of a request that are recorded with it
+Call = tuple[str, int, str]  # file, depth below the loop, and function
 QUESTION = {
     "model": "chat",
     "stream": True,
@@ -60,50 +66,80 @@ async def ask(url: str) -> int:
     return len(reply)
 
 
-async def record(engine: str) -> list[str]:
-    """Paths of the product's files in the order of the calls of one request."""
-    calls: list[str] = []
-
-    def on_event(frame: FrameType, event: str, _argument: Any) -> None:
-        if event == "call" and frame.f_code.co_filename.startswith(PACKAGES):
-            calls.append(frame.f_code.co_filename.removeprefix(f"{ROOT}/"))
-
+async def record(engine: str) -> list[list[Call]]:
+    """The calls of some requests."""
     gateway = Gateway(configuration(engine))
     await gateway.start()
     try:
         for _ in range(WARM_UP):
             await ask(gateway.url)
-        await asyncio.sleep(0.3)  # let background work after a request end before the next is recorded
-        sys.setprofile(on_event)
-        await ask(gateway.url)
-        await asyncio.sleep(0.05)
-        sys.setprofile(None)
+        return [await recorded(gateway.url) for _ in range(RECORDED)]
     finally:
         await gateway.stop()
+
+
+async def recorded(url: str) -> list[Call]:
+    calls: list[Call] = []
+
+    def on_event(frame: FrameType, event: str, _argument: Any) -> None:
+        if event == "call" and (path := frame.f_code.co_filename).startswith(PACKAGES):
+            calls.append((path.removeprefix(f"{ROOT}/"), depth(frame), frame.f_code.co_qualname))
+
+    await asyncio.sleep(PAUSE)
+    sys.setprofile(on_event)
+    await ask(url)
+    await asyncio.sleep(LINGER)
+    sys.setprofile(None)
     return calls
 
 
-def report(calls: list[str], everything: bool) -> Iterable[str]:
-    counts = Counter(calls)
-    moves = sum(before != after for before, after in pairwise(calls))
-    yield f"{len(counts)} files, {len(calls)} calls, {moves} moves"
+def depth(frame: FrameType) -> int:
+    """Calls of the product around this one."""
+    found, around = 0, frame.f_back
+    while around is not None:
+        found += around.f_code.co_filename.startswith(PACKAGES)
+        around = around.f_back
+    return found
+
+
+def last_read(calls: list[Call]) -> int:
+    """Calls within the read that ends the answer."""
+    end = max(place for place, call in enumerate(calls) if call[2] == "Answer.end")
+    begin = max(place for place in range(end) if calls[place][1] == 0)
+    return next((place for place in range(end, len(calls)) if calls[place][1] == 0), len(calls)) - begin
+
+
+def report(requests: list[list[Call]], everything: bool) -> Iterable[str]:
+    calls = sorted(requests, key=len)[len(requests) // 2]
+    paths = [path for path, _, _ in calls]
+    counts = Counter(paths)
+    moves = sum(before != after for before, after in pairwise(paths))
+    yield f"{len(counts)} files, {len(calls)} calls, {moves} moves; {last_read(calls)} calls in the answer's last read"
     if everything:
-        yield from (f"{counts[path]:5} {path}" for path in dict.fromkeys(calls))
+        folders = Counter(path.rpartition("/")[0] for path in paths)
+        yield from (f"{calls:5} {folder}/" for folder, calls in folders.most_common())
+        yield ""
+        yield from (f"{counts[path]:5} {path}" for path in dict.fromkeys(paths))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--list", action="store_true", help="print the files")
-    arguments = parser.parse_args()
+def measured() -> list[list[Call]]:
+    """The calls of some requests to a gateway before a simulated engine."""
     command = [sys.executable, "-m", "lab", "simulate", "--profile", "8b-h100", "--port", "0", "--model", "m"]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         try:
             line = process.stderr.readline()
             url = next(word for word in line.replace(",", " ").split() if word.startswith("http://"))
-            print("\n".join(report(asyncio.run(record(url)), arguments.list)))
+            return asyncio.run(record(url))
         finally:
             process.terminate()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--list", action="store_true", help="print the folders and files")
+    arguments = parser.parse_args()
+    print("\n".join(report(measured(), arguments.list)))
 
 
 if __name__ == "__main__":

@@ -14,8 +14,9 @@ from aiohttp import web
 from gateway.admin.admin_server import AdminServer
 from gateway.config.models import Config
 from gateway.core.part import Part
+from gateway.handover import bind_or_inherit
 from gateway.part_list import PARTS
-from gateway.process import ADMIN_KEY, LISTEN_KEY, bind, naming, serve_app, url_of
+from gateway.process import ADMIN_KEY, LISTEN_KEY, naming, serve_app, url_of
 from gateway.wiring import Core
 from gateway.worker_context import WorkerContext
 
@@ -42,6 +43,7 @@ class Gateway:
         core.attach(self.parts)
         self.admin_app = AdminServer(core.admin).app()
         self._admin_runner: web.AppRunner | None = None
+        self.sockets: dict[str, socket] = {}  # that listen, by configuration key
         self.runtime, self.fleet = core.runtime, core.fleet
         self.monitor, self.queue = core.monitor, core.queue
         self.recorder, self.registry = core.recorder, core.registry
@@ -67,10 +69,10 @@ class Gateway:
             data = None
             if self.config.opens_data_port:
                 with naming(server.listen, LISTEN_KEY):
-                    data = stack.enter_context(bind(server.listen))
+                    data = self.sockets[LISTEN_KEY] = stack.enter_context(bind_or_inherit(server.listen, LISTEN_KEY))
                 self.url = url_of(data, server.listen.host, tls=self.data_port.certificate is not None)
             with naming(server.admin, ADMIN_KEY):
-                admin = stack.enter_context(bind(server.admin))
+                admin = self.sockets[ADMIN_KEY] = stack.enter_context(bind_or_inherit(server.admin, ADMIN_KEY))
             self.admin_url = url_of(admin, server.admin.host)
             await self.prepare(admin)
             before_open()
@@ -104,9 +106,14 @@ class Gateway:
 
     # -- stop -------------------------------------------------------------------------------
 
-    async def stop(self, grace: float = 0.0, wait: float = 0.0) -> None:
-        """Not ready at once; after `wait` s no new connections; after `grace` s more, running requests are aborted."""
+    async def stop(self, grace: float = 0.0, wait: float = 0.0, *, handed_over: bool = False) -> None:
+        """Not ready at once; after `wait` s no new connections; after `grace` s more, running requests are aborted.
+        `handed_over`: another process accepts the connections of the same sockets, so this process accepts none."""
         self.proxy.draining = True
+        if handed_over:
+            self.data_port.close()
+            for site in self._admin_runner.sites if self._admin_runner is not None else ():
+                await site.stop()
         await self._until(lambda: False, wait)
         self.data_port.close()
         for part in self.parts:

@@ -7,7 +7,11 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Sequence
+from contextlib import suppress
+from glob import escape
 from pathlib import Path
+from tempfile import mkstemp
+from time import time
 
 
 class NotAFile(Exception):
@@ -27,22 +31,45 @@ def read_regular(path: Path, most: int) -> bytes | None:
 
 
 def replace_file(path: Path, raw: bytes) -> None:
-    """Readable for this user alone; makes the directory. Raises OSError."""
+    """Readable for this user alone; makes the directory. Raises OSError.
+
+    The temporary file has a random name: in containers that share a volume, processes have the same id.
+    """
     path.parent.mkdir(mode=0o700, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    _remove_orphans(path)
+    file, name = mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    temporary = Path(name)
     try:
-        temporary.unlink(missing_ok=True)  # of a killed process, or a pipe that would block
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        with open(os.open(temporary, flags, 0o600), "wb") as opened:
+        with open(file, "wb") as opened:
             opened.write(raw)
             opened.flush()
             os.fsync(opened.fileno())
         temporary.replace(path)
+        _sync_directory(path.parent)
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
 
 
+def _remove_orphans(path: Path) -> None:
+    """Remove temporary files of processes that were killed long ago."""
+    for orphan in path.parent.glob(f".{escape(path.name)}.*"):
+        with suppress(OSError):
+            if time() - orphan.lstat().st_mtime > ORPHAN_AGE:
+                orphan.unlink()
+
+
+def _sync_directory(path: Path) -> None:
+    """The new name survives a loss of power. Some file systems of networks cannot sync a directory."""
+    with suppress(OSError):
+        directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+
+ORPHAN_AGE = 3600.0  # s
 CHECK_INTERVAL = 1.0  # s between two looks
 
 FileState = tuple[int, int, int] | None  # mtime in ns, size, inode; None: no such file

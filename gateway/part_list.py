@@ -18,6 +18,7 @@ from gateway.parts.learned.part import LearnedPart
 from gateway.parts.lessons.part import LessonsPart
 from gateway.parts.origins.part import Origins
 from gateway.parts.picker.part import PickerPart
+from gateway.parts.prefix_doctor.part import PrefixDoctorPart
 from gateway.parts.quotas.quotas import Admission
 from gateway.parts.records.part import RecordsPart
 from gateway.parts.repair.prompt_repairs import Repairs
@@ -35,6 +36,7 @@ from gateway.parts.workers.part import WorkersPart
 from gateway.wiring import Core
 
 PARTS: tuple[Callable[[Core], Part], ...] = (  # in order of start and of hooks
+    PrefixDoctorPart,
     RecordsPart,
     TelemetryPart,
     WorkersPart,
@@ -63,4 +65,5 @@ PARTS: tuple[Callable[[Core], Part], ...] = (  # in order of start and of hooks
     PickerPart,
 )
 
+COLUMNS = [column for part in PARTS for column in getattr(part, "columns", ())]  # of the Record
 CONFIG = config_of(PARTS)  # to load a file with the keys of all parts

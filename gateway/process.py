@@ -77,15 +77,21 @@ def naming(address: ListenAddress, key: str) -> Iterator[None]:
         raise OSError(error.errno, f"on {address} ({key}): {error.strerror or error}") from error
 
 
+def target_of(address: ListenAddress) -> tuple[int, int, Any]:
+    """Family, protocol and address of a socket. Of several addresses of a host name, the first IPv4 address is taken,
+    as clients do. Raises OSError."""
+    found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, _, protocol, _, target = min(found, key=lambda one: one[0] != socket.AF_INET)
+    return family, protocol, target
+
+
 def bind(address: ListenAddress, *, shared: bool = False) -> socket.socket:
     """Binds a TCP socket without listening. Raises OSError.
 
-    `shared`: SO_REUSEPORT; the kernel spreads connections over all listening sockets of the port. Of several addresses
-    of a host name, the first IPv4 address is taken, as clients do.
+    `shared`: SO_REUSEPORT; the kernel spreads connections over all listening sockets of the port.
     """
-    found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    family, kind, protocol, _, target = min(found, key=lambda one: one[0] != socket.AF_INET)
-    made = socket.socket(family, kind, protocol)
+    family, protocol, target = target_of(address)
+    made = socket.socket(family, socket.SOCK_STREAM, protocol)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if shared:

@@ -21,7 +21,6 @@ from gateway.api.paths import MODEL, MODELS, canonical
 from gateway.api.request_headers import request_id_of
 from gateway.api.same_origin import ASKED_METHOD
 from gateway.core.hooks import Ask, Hooked, Plans, SidePath, SocketPath
-from gateway.decider import Decider
 from gateway.downstream.answer_headers import gateway_headers
 from gateway.downstream.http_request import HttpRequest
 from gateway.downstream.limits import SMALL_BODY
@@ -30,15 +29,14 @@ from gateway.observe.recorder import Recorder
 from gateway.observe.timeline import RequestTimeline
 from gateway.observe.trace_context import Tracer
 from gateway.refusals import not_found, origin_refused, outcome_of, reject_unplaced, wrong_method
-from gateway.request_reader import RequestReader
+from gateway.request_steps import Decider, RequestReader
 from gateway.runtime import RuntimeHolder
 from gateway.scheduler import QueueTimeout, RequestQueue
 from gateway.strict_json import encode
+from gateway.upstream.answer import Relay
 from gateway.upstream.dispatcher import Dispatcher
 from gateway.upstream.race import Race
-from gateway.upstream.relay import Relay
-from gateway.upstream.routed_request import RoutedRequest
-from gateway.upstream.upstream import Upstream
+from gateway.upstream.routed_request import RoutedRequest, Upstream
 from policies.routes.route import Route
 from policies.types import Decision, Placement
 
@@ -153,7 +151,7 @@ class Proxy:
             timeline.identified(request_id_of(http.headers), operation, None)
             try:
                 tenant = self.reader.authorize(http)
-                timeline.authorized(tenant.name)
+                timeline.record.tenant = tenant.name
                 door = self.plans.door(self.runtime.current)
                 for enter in door.enter:
                     enter(http, tenant, timeline)
@@ -209,7 +207,7 @@ class Proxy:
         """HttpRequest -> InferenceRequest -> RoutedRequest; None: it is answered already. Raises ApiError."""
         http, timeline, reader = ask.http, ask.timeline, self.reader
         ask.tenant = tenant = reader.authorize(http)
-        timeline.authorized(tenant.name)
+        timeline.record.tenant = tenant.name
         door = self.reader.plans.door(ask.runtime)
         for enter in door.enter:
             enter(http, tenant, timeline)
@@ -242,7 +240,7 @@ class Proxy:
 
     async def decided(self, ask: Ask) -> Decision:
         """Wait in the queue; after a reload without a place yet, once more by the new route. Raises ApiError."""
-        entered_at = ask.timeline.mark
+        entered_at = ask.timeline.stamps[-1][1]
         decision = await self.place(ask, entered_at)
         while decision is None or (decision.chosen is None and ask.runtime is not self.runtime.current):
             ask.runtime = self.runtime.current
@@ -273,7 +271,7 @@ class Proxy:
             limit_is_meant=config.first_token_is_meant,
             limits_are_meant=config.first_tokens_are_meant,
             model=ask.named.model,
-            servers=ask.runtime.servers(ask.named.model),
+            servers=ask.plan.servers if not ask.named.model else ask.runtime.servers(ask.named.model),
             cache_group=ask.tenant.cache_group,
             path=ask.http.path,
             masked_pools=current.masked_pools,

@@ -34,7 +34,7 @@ from gateway.observe.metrics.request_metrics import ServedLabels
 from gateway.tokenize.media import family_of
 from gateway.tokenize.prompt_reader import TokenizerConfig
 from gateway.tokenize.tokenizers import encoder
-from gateway.upstream.upstream import Upstream
+from gateway.upstream.routed_request import Upstream
 from policies.routes.route import Route
 from policies.types import Pool, Price
 
@@ -70,7 +70,6 @@ class Runtime:
     pools: Mapping[str, Pool]
     routes: Routes
     keys: Keys
-    caller_keys: frozenset[str]  # pools that accept callers' own keys
     masked_pools: frozenset[str]  # pools with cached token counts hidden from callers
     same_origin: SameOrigin | None  # if no key protects the data port
     cors: Cors | None  # pages of other origins
@@ -79,7 +78,7 @@ class Runtime:
     backends: Backends
     dialects: Mapping[str, Backend]  # a backend of each pool
     operations: Mapping[str, frozenset[Operation]]  # spoken natively, by pool
-    makers: Mapping[str, str]  # digests of the account and the model that write the turns of a pool
+    makers: Mapping[str, str]  # digests of the account and the own model of each pool
     attributed: frozenset[str]  # pools whose servers read a client's line at the head of the prompt
     connections: Mapping[UpstreamAddress, ConnectionPool]
     coalescer: WriteCoalescer
@@ -90,7 +89,14 @@ class Runtime:
 
     def servers(self, model: str = "") -> Servers:
         """The servers of all pools for a request. `model`: as the caller names it; empty: each pool's own."""
-        return Servers(self.operations, partial(self._facts, model), self.makers, self.attributed)
+        return Servers(self.operations, partial(self._facts, model), partial(self.maker, model), self.attributed)
+
+    def maker(self, model: str, pool: str) -> str:
+        """Digest of the account and the model that write the turns of a pool; empty: there is no such pool. `model`: as
+        the caller names it; empty: the pool's own."""
+        if not model or pool not in self.makers:
+            return self.makers.get(pool, "")
+        return _maker(self.config.pools[pool], model)
 
     def _facts(self, model: str, pool: str) -> Facts:
         return self.dialects[pool].facts(model or self.config.pools[pool].model)
@@ -102,16 +108,21 @@ class Runtime:
 
     def endpoints(self, *routes: Route) -> list[str]:
         """Ids of all endpoints that some routes may use."""
-        parts = dict.fromkeys((pool, route.region) for route in routes for pool in route.pools)
-        able = (one for pool, region in parts for one in self.pools[pool].endpoints if not region or region.allows(one))
+        wanted = dict.fromkeys((pool, route.confines) for route in routes for pool in route.pools)
+        able = (one for pool, only in wanted for one in self.pools[pool].endpoints if not only or only.allows(one))
         return [*dict.fromkeys(endpoint.id for endpoint in able)]
 
     def context_window(self, model: str, tenant: Tenant) -> int | None:
         """The largest context window, in tokens, among pools of a caller's model name; None: a window is unknown.
         Raises ApiError (404)."""
-        windows = [self.pools[pool].context_window for pool in self.routes.match(model, tenant).route.pools]
+        named = self.routes.match(model, tenant)
+        windows = [self._window(named.model, pool) for pool in named.route.pools]
         known = [window for window in windows if window is not None]
         return max(known) if len(known) == len(windows) else None
+
+    def _window(self, model: str, pool: str) -> int | None:
+        """As configured, or as the facts have it of the model: told to callers, and not a limit of any request."""
+        return self.pools[pool].context_window or self._facts(model, pool).context
 
     def replaced_routes(self, before: Runtime) -> frozenset[str]:
         """Names of routes of `before` whose held requests must be estimated and decided again: the route is gone or
@@ -164,7 +175,6 @@ def build_runtime(config: Config, before: Runtime | None = None) -> Runtime:
         pools={pool.name: pool for pool in config.fleet()},
         routes=routes,
         keys=Keys(known_keys, closed=config.keyed),
-        caller_keys=frozenset(name for name, section in config.pools.items() if section.caller_keys),
         masked_pools=masked_pools(config, routes, known_keys),
         same_origin=None if config.keyed else SameOrigin(config.server.listen.loopback, config.server.hosts, cors),
         cors=cors,
@@ -173,7 +183,7 @@ def build_runtime(config: Config, before: Runtime | None = None) -> Runtime:
         backends=backends,
         dialects=dialects,
         operations=operations,
-        makers={name: _maker(section) for name, section in config.pools.items()},
+        makers={name: _maker(section, section.model) for name, section in config.pools.items()},
         attributed=frozenset(name for name, backend in dialects.items() if backend.reads_attribution),
         connections=connections,
         coalescer=coalescer,
@@ -207,11 +217,11 @@ def _dialects(config: Config, backends: Backends) -> Mapping[str, Backend]:
     }
 
 
-def _maker(section: PoolSection) -> str:
+def _maker(section: PoolSection, model: str) -> str:
     """Several keys share an account. A server without a key is its own account."""
     keys = (section.api_key, *section.api_keys)
     account = next(filter(None, (key.get_secret_value() for key in keys)), "")
-    return maker_of(f"{section.backend}\0{account or ' '.join(section.urls)}", section.model)
+    return maker_of(f"{section.backend}\0{account or ' '.join(section.urls)}", model)
 
 
 def upstream_addresses(config: Config) -> dict[str, UpstreamAddress]:
@@ -283,8 +293,8 @@ def masked_pools(config: Config, routes: Routes, tenants: Iterable[Tenant]) -> f
     """Pools without salts in whose cache several cache groups meet.
 
     A server keeps a cache per model, and a provider per credential too: pools where these are equal share a cache. The
-    passthrough route, the models of a pool, and a pool without a model may reach any model. Callers' own keys have a
-    cache each at a provider, and are of several groups elsewhere.
+    passthrough route, the models of a pool, and a pool without a model may reach any model. A pool may keep
+    groups apart, or mix those of any caller, by its credentials.
     """
     groups: dict[str | None, set[str]] = defaultdict(set)  # by route; None: every route
     for tenant in tenants:
@@ -296,13 +306,13 @@ def masked_pools(config: Config, routes: Routes, tenants: Iterable[Tenant]) -> f
         users = groups[None] | groups[route.name]
         for pool in {tier.pool for tier in route.tiers if users}:
             section = config.pools[pool]
-            if section.kind.dialect.salted or section.caller_keys:
+            if section.keeps_groups_apart:
                 continue
             model = "" if routes.takes_any_model(route) else section.model
             for credential in section.credentials:
                 for url in section.urls:
                     uses[authority(url), credential].append((pool, model, users))
-    shared = frozenset(name for name, one in config.pools.items() if one.caller_keys and not one.kind.needs_key)
+    shared = frozenset(name for name, one in config.pools.items() if one.mixes_groups)
     return shared | frozenset(
         pool
         for met in uses.values()

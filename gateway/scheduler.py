@@ -21,7 +21,7 @@ from time import monotonic
 from gateway.admission.auth import Tenant
 from gateway.api.api_error import ApiError, retry_later
 from gateway.api.inference_request import InferenceRequest
-from gateway.decider import queued_request
+from gateway.request_steps import queued_request
 from policies.fleet.fleet import Fleet
 from policies.queue.queue_scheduler import QueueScheduler
 from policies.queue.queued_request import Hold, QueuedRequest

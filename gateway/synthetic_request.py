@@ -15,7 +15,7 @@ from backends.interface import BackendRequest, Failure, Operation
 from gateway.api.request_headers import new_request_id
 from gateway.upstream.attempt import Milestone, WireAttempt, WireEvent, WireState
 from gateway.upstream.attempt_sinks import AnswerSink, AttemptSink
-from gateway.upstream.upstream import Upstream
+from gateway.upstream.routed_request import Upstream
 from policies.fleet.fleet import Fleet
 from policies.types import Attempt, AttemptKind, AttemptOutcome, Candidate, Endpoint, PoolEstimate
 

@@ -14,18 +14,16 @@ from gateway.config.endpoint_section import Discovered
 from gateway.config.models import Config
 from gateway.core.part import Part
 from gateway.data_port import DataPort
-from gateway.decider import Decider
 from gateway.downstream.limits import Intake
 from gateway.fleet.endpoint_poll import PollTarget
 from gateway.fleet.monitor import Monitor
 from gateway.observe.metrics.request_metrics import RequestMetrics, budgets
 from gateway.observe.metrics.scrape_collectors import EndpointCollector, GatewayCollector, Registry
 from gateway.observe.metrics.series import histogram
-from gateway.observe.prefix_doctor import PrefixDoctor
 from gateway.observe.record_columns import RECORD
 from gateway.observe.recorder import Recorder
 from gateway.proxy import Proxy
-from gateway.request_reader import RequestReader
+from gateway.request_steps import Decider, RequestReader
 from gateway.runtime import Runtime, RuntimeHolder, build_runtime, build_warm_runtime, tokenizers
 from gateway.scheduler import RequestQueue
 from gateway.server_certificate import ServerCertificate
@@ -83,8 +81,7 @@ class Core:
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self.registry)
         self.metrics = RequestMetrics(self.registry, self.routes(), self.runtime.current.served_labels())
-        doctor = PrefixDoctor(lambda pool: self.runtime.current.price_of(pool), self.fleet.view.prefill_seconds)
-        self.recorder = Recorder((self.decider.learn,), [self.metrics], self.metrics.loop_lag, doctor)
+        self.recorder = Recorder((self.decider.learn,), [self.metrics], self.metrics.loop_lag)
         self.metrics.flush = self.recorder.flush
         self.metrics.loop_lag.on_beat = self.fleet.on_beat
         self.fleet.on_cache_lost = self.recorder.slow.on_cache_lost
@@ -141,6 +138,7 @@ class Core:
             RECORD.add(part.columns)
             for collector in part.collectors:
                 self.registry.register(collector)
+            self.recorder.annotators += part.annotators
             self.recorder.batch_sinks += part.readers
             self.admin.pool_members.append(part.pool_members)
 

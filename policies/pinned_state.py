@@ -6,7 +6,10 @@ from __future__ import annotations
 from policies.route_hooks import Refused
 from policies.types import Endpoint, Load, PoolEstimate, RejectionKind, RequestView
 
-_ELSEWHERE = RejectionKind.PINNED_ELSEWHERE, "the state of the request is at another endpoint"
+PINNED_ELSEWHERE = RejectionKind(
+    "pinned_elsewhere", is_lasting=True, excludes=True, others="the endpoint with its state"
+)
+_ELSEWHERE = PINNED_ELSEWHERE, "the state of the request is at another endpoint"
 
 
 def has_its_state(

@@ -18,14 +18,34 @@ Refused = tuple[RejectionKind, str]  # kind and reason
 Fits = Callable[[RequestView, PoolEstimate, Endpoint, Load, float], Refused | None]
 
 
-class SpendingView(Protocol):
-    """Spending of routes, as the fleet knows it."""
+class Confines(Protocol):
+    """Endpoints that a route may use, whatever their state. Hashable: equal ones are asked once."""
 
-    def may_use_api(self, route: Any, usd: float, now: float) -> bool: ...
+    def allows(self, endpoint: Endpoint) -> bool: ...
+
+
+class Meter(Protocol):
+    """Counts the requests of a route and its attempts at APIs, for a hook that limits these."""
+
+    def on_arrived(self, now: float) -> None:
+        """A request of the route has arrived."""
+
+    def on_sent(self, usd: float, now: float) -> None:
+        """An attempt at an API, of an expected cost."""
+
+    def on_cost(self, more_usd: float, now: float) -> None:
+        """Cost of an attempt beyond the expectation."""
+
+
+class MeterView(Protocol):
+    """The meters of routes, which the fleet keeps."""
+
+    def meter(self, route: Any) -> Any:
+        """The meter of a route that has one, of the kind that its hook has bound."""
 
 
 # Parts of a tier, ordered as tiers are.
 Divide = Callable[[Sequence[Candidate]], list[list[Candidate]]]
 
-# The pool cannot take the request at this price: pool, USD, what was spent, time.
-PoolFits = Callable[[Pool, float, SpendingView, float], Refused | None]
+# The pool cannot take the request at this price: pool, USD, meters of routes, time.
+PoolFits = Callable[[Pool, float, MeterView, float], Refused | None]

@@ -14,9 +14,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from math import exp, hypot, log
+from typing import ClassVar
 
-from policies.prefix_doctor.prompt_outline import PromptOutline
+from policies.prompt_outline import PromptOutline
 from policies.rate_limit.send_limits import UNLIMITED, SendLimits
+from policies.variants import Variants
 
 NEVER = float("-inf")
 FOREVER = float("inf")
@@ -34,7 +36,7 @@ class Endpoint:
 
     id: str
     pool: str
-    region: str = ""
+    locality: str = ""  # where the endpoint is; read by hooks and Records
     first_token_limit: float | None = None  # s, in place of the default
     server: str = ""  # equal for all keys of a server; empty: there is one
     stream_idle: float | None = None  # s without a byte in mid-stream, in place of the default
@@ -100,15 +102,6 @@ class Price:
 
 
 @dataclass(frozen=True, slots=True)
-class AdapterFacts:
-    """LoRA adapters of a pool's engines."""
-
-    names: frozenset[str]
-    slots: int  # held by an engine at a time, until reported
-    load_s: float  # s to load an adapter, until learned
-
-
-@dataclass(frozen=True, slots=True)
 class Pool:
     """Interchangeable endpoints with the same model.
 
@@ -127,13 +120,13 @@ class Pool:
     block_size: int = 16
     kv_tokens: int = 400_000  # prefix cache capacity until reported by the engine
     concurrent_requests: int | None = None  # maximum at each endpoint
-    adapters: AdapterFacts | None = None
+    variants: Variants | None = None  # of the model, which engines load when asked for
     requests_per_minute: float | None = None  # to each endpoint, from this process
     tokens_per_minute: float | None = None  # of prompts and answers
     wakes: bool = False  # sleeping engines are woken for requests that no other endpoint of the pool can take
     prior_ttft: Mapping[str, float] = field(
         default_factory=lambda: UNKNOWN_TTFT, hash=False
-    )  # s, of an API, by class of effort
+    )  # s, of an API, by job class
 
 
 class Health(Enum):
@@ -173,7 +166,7 @@ class Load:
     kv_room: float = FOREVER  # tokens that find free blocks in the engine's KV cache; FOREVER: unknown
     scraped_at: float = NEVER
     limits: SendLimits = UNLIMITED  # rate limits of the provider and of the configuration
-    unknown_adapters: Mapping[str, float] | None = None  # LoRA adapters refused there: until when
+    unknown_variants: Mapping[str, float] | None = None  # refused there: until when
     full: bool = False  # as many requests as the configuration allows
     backlog_s: float = 0.0  # s of prefill of `queued_tokens`
     wait: float = 0.0  # s in the gateway's own queue before a request is sent there
@@ -214,8 +207,9 @@ class RequestView:
     images: bool = False
     json_schema: bool = False
     priority: int = 0
-    reasoning_effort: str = ""  # as the caller asked (`policies.routes.when`); empty: it named none
+    job_class: str = ""  # of requests whose times and lengths are learned together; empty: those that name none
     headers: Mapping[str, str] = field(default_factory=dict)  # lower-case names; only headers in a `when`
+    members: Mapping[str, str] = field(default_factory=dict)  # of the body, which the caller named: those in a `when`
     pinned: str = ""  # id of the endpoint that holds state of this request; empty: any endpoint may serve
     # By pool: the only endpoint that can read its state in this request; other pools go without the state.
     readers: Mapping[str, str] = field(default_factory=dict)
@@ -270,8 +264,8 @@ class PoolEstimate:
     blocks: PrefixBlocks = field(default_factory=PrefixBlocks)
     text_tokens: int = 0  # of text, before correction
     messages: int = 1
-    adapter: str = ""  # LoRA adapter that answers; empty: the model itself
-    effort: str = ""  # class of the reasoning effort (`policies.routes.when`); empty: none is named
+    variant: str = ""  # of the model, which answers; empty: the model itself
+    job_class: str = ""  # of the request
     margin: int = 0  # tokens more or less, nearly always; 0: counted
     counted_text: Callable[[], int] | None = field(default=None, compare=False, repr=False)  # 0: not counted yet
     outline: Callable[[], PromptOutline] | None = field(default=None, compare=False, repr=False)
@@ -480,7 +474,7 @@ class Candidate:
     price: float  # expected USD
     load: Load = field(default_factory=Load)  # before this request
     blocks: PrefixBlocks = field(default_factory=PrefixBlocks, compare=False, repr=False)  # of the prompt
-    value: float = 0.0  # good requests (`policies.routing.value`); of a baseline's scorer, less its score
+    value: float = 0.0  # good requests (`policies.routing.ranking`); of a baseline's scorer, less its score
     kept: float = 1.0  # chance, once the first token is in time, to keep the TPOT and the total of the route
     place: int = 0  # of the tier in the order of preference
     engine: float = 0.0  # good requests, for the engine time
@@ -499,28 +493,40 @@ class Candidate:
         return self.prompt_tokens - self.hit
 
 
-class RejectionKind(Enum):
-    """Reason why an endpoint or a pool cannot take a request. The first few are for ever, or for this request."""
+@dataclass(frozen=True, slots=True, eq=False)
+class RejectionKind:
+    """Reason why an endpoint or a pool cannot take a request; a hook that refuses has kinds of its own. `is_lasting`:
+    it holds for this request, whenever it comes; `excludes`: whatever becomes of the endpoint; `others`: the endpoints
+    that are left, in words, where these are not all that could take the request."""
 
-    WHEN = "when"  # the tier's `when` is false
-    CONTEXT_WINDOW = "context_window"
-    CAPABILITY = "capability"  # lacks tools, images or schemas
-    UNTRANSLATABLE = "untranslatable"  # the pool cannot serve what the request holds
-    NOT_ESTIMATED = "not_estimated"  # the pool is new, or gone
-    POOL_TAKEN = "pool_taken"  # by an earlier tier
-    REGION = "region"  # outside of the regions of the route
-    PINNED_ELSEWHERE = "pinned_elsewhere"  # another endpoint holds the state of the request
-    UNKNOWN_ADAPTER = "unknown_adapter"
-    DOWN = "down"
-    ASLEEP = "asleep"
-    ON_TRIAL = "on_trial"  # half-open, with its trial request in progress
-    AT_CAP = "at_cap"
-    RATE_LIMITED = "rate_limited"
-    EXTERNAL_LIMIT = "external_limit"  # the route has used up `limits.external`
-    WARMING = "warming"  # its cache is being refilled, and a sibling is ready
+    value: str
+    is_lasting: bool = False
+    excludes: bool = False
+    others: str = ""
+
+    WHEN: ClassVar[RejectionKind]  # the tier's `when` is false
+    CONTEXT_WINDOW: ClassVar[RejectionKind]
+    CAPABILITY: ClassVar[RejectionKind]  # lacks tools, images or schemas
+    UNTRANSLATABLE: ClassVar[RejectionKind]  # the pool cannot serve what the request holds
+    NOT_ESTIMATED: ClassVar[RejectionKind]  # the pool is new, or gone
+    POOL_TAKEN: ClassVar[RejectionKind]  # by an earlier tier
+    DOWN: ClassVar[RejectionKind]
+    ASLEEP: ClassVar[RejectionKind]
+    ON_TRIAL: ClassVar[RejectionKind]  # half-open, with its trial request in progress
+    AT_CAP: ClassVar[RejectionKind]
+    RATE_LIMITED: ClassVar[RejectionKind]
+    WARMING: ClassVar[RejectionKind]  # its cache is being refilled, and a sibling is ready
 
 
-EXCLUDED = frozenset({RejectionKind.REGION, RejectionKind.PINNED_ELSEWHERE})  # whatever comes of the endpoint
+RejectionKind.WHEN = RejectionKind("when", is_lasting=True)
+RejectionKind.CONTEXT_WINDOW = RejectionKind("context_window", is_lasting=True)
+RejectionKind.CAPABILITY = RejectionKind("capability", is_lasting=True)
+RejectionKind.UNTRANSLATABLE = RejectionKind("untranslatable", is_lasting=True)
+RejectionKind.NOT_ESTIMATED = RejectionKind("not_estimated")
+RejectionKind.POOL_TAKEN = RejectionKind("pool_taken", is_lasting=True)
+RejectionKind.DOWN, RejectionKind.ASLEEP = RejectionKind("down"), RejectionKind("asleep")
+RejectionKind.ON_TRIAL, RejectionKind.AT_CAP = RejectionKind("on_trial"), RejectionKind("at_cap")
+RejectionKind.RATE_LIMITED, RejectionKind.WARMING = RejectionKind("rate_limited"), RejectionKind("warming")
 
 
 @dataclass(frozen=True, slots=True)
@@ -591,13 +597,24 @@ class Decision:
 # --------------------------------------------------------------------------- attempts
 
 
-class AttemptKind(Enum):
-    PRIMARY = "primary"
-    FALLBACK = "fallback"
-    HEDGE = "hedge"
-    REST = "rescue"  # continues a broken answer
-    WHOLE = "whole"  # retry at the endpoint unstreamed: the stream could not be assembled
-    MENDED = "mended"  # retry at the endpoint with a mended body
+@dataclass(frozen=True, slots=True)
+class AttemptKind:
+    """Reason of an attempt. `value`: label of metrics and Records. `continues`: the attempt writes the rest of a broken
+    answer; a part that does so names its own kind."""
+
+    value: str
+    continues: bool = False
+
+    PRIMARY: ClassVar[AttemptKind]
+    FALLBACK: ClassVar[AttemptKind]
+    HEDGE: ClassVar[AttemptKind]
+    WHOLE: ClassVar[AttemptKind]  # retry at the endpoint unstreamed: the stream could not be assembled
+    MENDED: ClassVar[AttemptKind]  # retry at the endpoint with a mended body
+
+
+AttemptKind.PRIMARY, AttemptKind.FALLBACK = AttemptKind("primary"), AttemptKind("fallback")
+AttemptKind.HEDGE = AttemptKind("hedge")
+AttemptKind.WHOLE, AttemptKind.MENDED = AttemptKind("whole"), AttemptKind("mended")
 
 
 @dataclass(slots=True)

@@ -13,14 +13,13 @@ sys.path.insert(0, str(ROOT))
 
 from gateway.observe.columns import Column  # noqa: E402
 from gateway.observe.record_columns import ATTEMPT, GROUPS  # noqa: E402
-from gateway.part_list import PARTS  # noqa: E402
+from gateway.part_list import COLUMNS  # noqa: E402
 
 PAGE = ROOT / "docs/record.md"
 
 
 def page() -> str:
-    own = [column for part in PARTS for column in getattr(part, "columns", ())]
-    named = {**GROUPS, "Other parts": (*GROUPS["Other parts"], *own)}
+    named = {**GROUPS, "Other parts": (*GROUPS["Other parts"], *COLUMNS)}
     groups = "\n\n".join(f"## {name}\n\n" + "\n".join(table(columns)) for name, columns in named.items())
     template = Path(__file__).with_suffix(".md").read_text("utf-8")
     return template.replace("{{groups}}", groups).replace("{{attempts}}", "\n".join(table(ATTEMPT)))

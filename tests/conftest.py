@@ -15,6 +15,8 @@ import pytest
 import uvloop
 from hypothesis import settings
 
+from gateway.observe.record_columns import RECORD
+from gateway.part_list import COLUMNS
 from lab.virtual_time import VirtualLoop, virtual_clock
 
 TESTS = Path(__file__).parent
@@ -27,6 +29,7 @@ os.environ.setdefault("SSL_CERT_FILE", str(TESTS / "support" / "no_authority.pem
 
 settings.register_profile("firsttoken", deadline=None)  # how long an example takes depends on the test machine's load
 settings.load_profile("firsttoken")
+RECORD.add(COLUMNS)  # as in a gateway
 
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -15,6 +15,8 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 
+from tests.programs import house
+
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("firsttoken", "gateway", "policies", "backends", "lab")
 FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
@@ -230,6 +232,13 @@ WORDS_OF_PARTS = (
     *("cachewarming", "otlp", "opentelemetry", "redis", "kubernetes", "keyring", "record_ring", "recordlogs"),
     *("rescue", "escalat", "answer_cache", "answercache", "count_repl", "state_ids", "history_keeper"),
 )
+
+
+def test_the_core_of_a_first_change_names_no_feature() -> None:
+    """Decisions, queue and attempts included: a feature hangs on the core by hooks, and has names of its own."""
+    core = house.files(*house.CORE)
+    found = {name: len(house.naming(words, core)) for name, words in house.WORDS.items()}
+    assert {name: count for name, count in found.items() if count} == {}
 
 
 def test_the_core_has_no_words_of_parts() -> None:

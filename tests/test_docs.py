@@ -32,7 +32,7 @@ from gateway.observe import logs, recorder
 from gateway.observe.metrics.metric_table import CATALOG
 from gateway.observe.otel import telemetry
 from gateway.part_list import CONFIG
-from gateway.upstream import relay
+from gateway.upstream import answer
 from gateway.upstream.routed_request import WHOLE_ANSWER
 from lab.commands import add_commands
 from policies.attempts.candidate_walk import MAX_DEATHS
@@ -289,7 +289,7 @@ LIMITS = [  # page, start of the line there, and the text of the limit
     ("limits", "| head of a request", f"{limits.MAX_HEADERS} headers"),
     ("limits", "| nesting of a body", f"{strict_json.MAX_DEPTH} levels"),
     ("limits", "| caller that does not read", f"paused at {http_server.HIGH_WATER // 1024} KiB"),
-    ("limits", "| caller that does not read", f"cut after {relay.STALL:g} s"),
+    ("limits", "| caller that does not read", f"cut after {answer.STALL:g} s"),
     ("limits", "| idle connection of a caller", f"{TIMEOUTS.idle:g} s"),
     ("limits", "| idle connection to an endpoint", f"{runtime.IDLE:g} s"),
     ("limits", "| `retry-after` of a shed request", f"{decide.SHORTEST_WAIT:g} to {decide.LONGEST_WAIT:g} s"),

@@ -10,21 +10,25 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import yaml
 
 from backends.facts.listed_price import Prices, prices_of
-from backends.facts.model_facts import Facts, SchemaRules
+from backends.facts.model_facts import Facts, SchemaRules, Seconds
 
 _HERE = Path(__file__).parent
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml reads ten times as fast
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml reads ten times as fast
 FACTS = frozenset(field.name for field in fields(Facts))
 _RULES = frozenset(field.name for field in fields(SchemaRules))
+Text = Annotated[str, msgspec.Meta(min_length=1)]
 Version = tuple[int, ...]
 Document = Mapping[str, Any]
 MODELS, APIS = "models.yaml", "apis.yaml"
+LATEST = "latest"  # end of a name that moves on to each newer version
+_BEGIN = r"(?<![a-z0-9])"
+_PLACE = re.compile(r"(?:-\??)?\{v\}")
 _VERSION = r"(?P<v>\d{1,2}(?:[.-]\d{1,2}(?![\db]))?)(?!\d)"  # eight digits behind a name are a date, `8b` a size
 
 
@@ -35,6 +39,7 @@ class ModelRow:
     family: str
     name: str  # `match` as written, and `since`
     match: re.Pattern[str]
+    alias: re.Pattern[str] | None  # of the newest version's alias, which has none in its name: `opus-latest`
     since: Version
     facts: Mapping[str, Any]
     source: str
@@ -44,7 +49,9 @@ class ModelRow:
     def holds(self, name: str) -> bool:
         """True if the row matches a model name. `name`: normalized by `lookup.plain`."""
         found = self.match.search(name)
-        return found is not None and (not self.since or version(found["v"]) >= self.since)
+        if found is None:
+            return self.alias is not None and name.endswith(LATEST) and self.alias.search(name) is not None
+        return not self.since or (found["v"] is not None and version(found["v"]) >= self.since)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +70,8 @@ class PriorRules:
     """First tokens of models whose row has no `ttft`: the section `priors` of models.yaml, where each is explained."""
 
     large_from: float
-    seconds: Mapping[str, tuple[float, float]]
-    hidden: Mapping[str, Mapping[str, float]]
+    seconds: Mapping[str, tuple[Seconds, Seconds]]
+    hidden: Mapping[str, Mapping[str, Seconds]]
     names: Mapping[str, str]
 
 
@@ -75,7 +82,7 @@ class TierRules:
     order: tuple[str, ...]
     best: tuple[float, float]
     fast: tuple[float, float]
-    leaving: int
+    leaving: Annotated[int, msgspec.Meta(ge=0, le=3650)]
     previews: str
     no_chat: str
     other_work: str
@@ -107,7 +114,7 @@ def apis_of(document: Document) -> Mapping[str, ApiRow]:
     """Raises ValueError, KeyError or TypeError where a row is none."""
     rows: dict[str, ApiRow] = {}
     for name, written in document["apis"].items():
-        rows[name] = _api_row(name, dict(written), rows)
+        rows[name] = _api_row(name, written, rows)
     return rows
 
 
@@ -127,6 +134,10 @@ def schema_rules(name: str) -> SchemaRules:
     return schema_rules_of(in_use(APIS), name)
 
 
+def schema_names() -> Sequence[str]:
+    return sorted(in_use(APIS)["schemas"])
+
+
 def schema_rules_of(document: Document, name: str) -> SchemaRules:
     rules = document["schemas"][name] if name else {}
     _refuse_unknown(name, rules.keys(), _RULES)
@@ -135,7 +146,7 @@ def schema_rules_of(document: Document, name: str) -> SchemaRules:
 
 def parsed(text: bytes) -> Any:
     """YAML, as libyaml reads it. Raises yaml.YAMLError."""
-    return yaml.load(text, _LOADER)
+    return yaml.load(text, LOADER)
 
 
 @cache
@@ -180,31 +191,67 @@ def in_use(file: str) -> Document:
     return _in_place.get(file) or shipped(file)
 
 
+class _WrittenModel(msgspec.Struct, frozen=True):
+    """A row of models.yaml, beside its facts."""
+
+    match: Text
+    source: Text
+    since: float | str | None = None
+    note: str = ""
+    prices: dict[str, Any] = {}
+
+
+class _WrittenApi(msgspec.Struct, frozen=True):
+    """A row of apis.yaml, beside its facts. `like` names a row before, whose facts hold where this row has none."""
+
+    like: Text | None = None
+    hosts: tuple[Text, ...] = ()
+    families: tuple[Text, ...] | None = None
+    over: dict[str, Any] = {}
+
+
 def _model_row(family: str, written: Mapping[str, Any]) -> ModelRow:
-    said = {name: value for name, value in written.items() if name in FACTS}
-    _refuse_unknown(family, written.keys() - FACTS - {"match", "since", "source", "note", "prices"})
-    name = f"{family} {written['match']}" + (f" since {written['since']}" if "since" in written else "")
+    head, said = _split(family, written, _WrittenModel)
+    name = f"{family} {head.match}" + ("" if head.since is None else f" since {written['since']}")
     return ModelRow(
         family,
         name,
-        re.compile(r"(?<![a-z0-9])" + written["match"].replace("{v}", _VERSION)),
-        version(str(written["since"])) if "since" in written else (),
+        re.compile(_BEGIN + head.match.replace("{v}", _VERSION)),
+        _alias(head.match),
+        () if head.since is None else version(str(written["since"])),
         said,
-        str(written["source"]),
-        written.get("note", ""),
-        prices_of(name, written.get("prices", {})),
+        head.source,
+        head.note,
+        prices_of(name, head.prices),
     )
 
 
-def _api_row(name: str, written: dict[str, Any], before: Mapping[str, ApiRow]) -> ApiRow:
-    """`like` names a row before, whose facts hold where this row has none."""
-    like = before[written.pop("like")] if "like" in written else None
-    hosts, names, over = written.pop("hosts", ()), written.pop("families", None), written.pop("over", {})
-    _refuse_unknown(name, written.keys() | over.keys())
-    if names is None and like is not None:
-        names = like.families
-    inherited = like.facts if like is not None else {}
-    return ApiRow(name, tuple(hosts), None if names is None else tuple(names), {**inherited, **written}, over)
+def _api_row(name: str, written: Mapping[str, Any], before: Mapping[str, ApiRow]) -> ApiRow:
+    head, said = _split(name, written, _WrittenApi)
+    _refuse_unknown(name, head.over.keys())
+    like = None if head.like is None else before[head.like]
+    families = like.families if head.families is None and like is not None else head.families
+    return ApiRow(name, head.hosts, families, {**(like.facts if like is not None else {}), **said}, head.over)
+
+
+def _alias(match: str) -> re.Pattern[str] | None:
+    """Of a name with `latest` in place of a version at its end, or without the version in its middle."""
+    if not (placed := _PLACE.search(match)):
+        return None
+    return re.compile(_BEGIN + match[: placed.start()] + (match[placed.end() :] or f"-{LATEST}$"))
+
+
+Head = TypeVar("Head", bound=msgspec.Struct)
+
+
+def _split(row: str, written: Mapping[str, Any], kind: type[Head]) -> tuple[Head, Mapping[str, Any]]:
+    """The members of a row beside its facts, and the facts."""
+    said = {name: value for name, value in written.items() if name in FACTS}
+    _refuse_unknown(row, written.keys() - FACTS - set(kind.__struct_fields__))
+    try:
+        return msgspec.convert({name: written[name] for name in written.keys() - FACTS}, kind), said
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{row}: {error}") from None
 
 
 def _refuse_unknown(row: str, names: Set[str], known: Set[str] = FACTS) -> None:

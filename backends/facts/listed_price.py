@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-Usd = Annotated[float, msgspec.Meta(ge=0)]
+Usd = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
 
 
 class Rates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -30,7 +30,7 @@ class ListedPrice(Rates, frozen=True, forbid_unknown_fields=True):
 
     source: str = "T"  # mark explained in models.yaml
     since: date | None = msgspec.field(name="from", default=None)
-    long_from: int | None = None
+    long_from: Annotated[int, msgspec.Meta(ge=1)] | None = None
     long: Rates | None = None
 
 
@@ -47,7 +47,7 @@ def prices_of(row: str, written: Mapping[str, Any]) -> Prices:
         days = [price.since or date.min for price in prices]
         if days != sorted(set(days)):
             raise ValueError(f"{row}: prices of {names}: each but the first is `from` a day on, in order")
-        found |= dict.fromkeys(names.split(), tuple(prices))
+        found |= dict.fromkeys(names.lower().split(), tuple(prices))
     return found
 
 

@@ -6,7 +6,7 @@ The API's row holds first, the family's over it, the API's `over` above both, th
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import cache, lru_cache
@@ -15,7 +15,20 @@ from typing import Any
 
 import msgspec
 
-from backends.facts.fact_rows import FACTS, ApiRow, ModelRow, apis, families, schema_rules, version
+from backends.facts.fact_rows import (
+    FACTS,
+    LATEST,
+    MODELS,
+    ApiRow,
+    ModelRow,
+    apis,
+    families,
+    rows_of,
+    schema_names,
+    schema_rules,
+    shipped,
+    version,
+)
 from backends.facts.listed_price import ListedPrice
 from backends.facts.model_facts import Facts, Sampling
 
@@ -23,6 +36,7 @@ __all__ = [
     "Origin",
     "api_of",
     "facts_of",
+    "is_known",
     "is_own",
     "listed_prices",
     "maker_at",
@@ -40,7 +54,10 @@ _SUFFIX = re.compile(r"(?:@.*|:.*)$")  # a version of Vertex or Bedrock, a varia
 _TUNED = re.compile(r"^ft:")
 _POINT = re.compile(r"(?<=\d)p(?=\d)")  # Fireworks writes 5p3
 _NUMBER = re.compile(r"(?<![\d.])\d{1,2}(?:[.-]\d{1,2}(?!\d))?(?![\db])")  # neither a date nor a count of parameters
+_MOVING = re.compile(rf"-{LATEST}$")
+_DATED = re.compile(r"-20\d\d-?[01]\d-?[0-3]\d$")
 _NOTHING_KNOWN = Facts()
+LONGEST_NAME = 256  # characters
 GONE = "gone"  # in place of a day, of a model that has ended
 LIKE = "like"  # override with the name of the model whose row holds, as a deployment's name tells none
 
@@ -72,9 +89,16 @@ def api_of(kind: str, host: str = "") -> str:
 
 
 def model_row(api: str, model: str) -> ModelRow | None:
-    """The first row that holds, of the families of the API."""
-    name = plain(model)
-    return next((row for row in _rows(api) if row.holds(name)), None)
+    """The first row that holds, of the families of the API. A very long name has none: patterns are searched in it."""
+    name = plain(model) if len(model) <= LONGEST_NAME else ""
+    return next((row for row in _rows(api, families()) if row.holds(name)), None) if name else None
+
+
+def is_known(api: str, model: str) -> bool:
+    """True where a row holds, of those in use or of the release: a configuration that was valid stays so."""
+    if model_row(api, model) is not None:
+        return True
+    return any(row.holds(plain(model)) for row in _rows(api, rows_of(shipped(MODELS))))
 
 
 def is_own(api: str, model: str) -> bool:
@@ -89,9 +113,21 @@ def maker_at(host: str) -> str | None:
 
 
 def listed_prices(api: str, model: str) -> Sequence[ListedPrice]:
-    """Prices of a model by exact name at its maker's API; empty: unknown."""
+    """Prices of a model by its name at its maker's API; empty: unknown."""
     row = model_row(api, model)
-    return row.prices.get(_PATH.sub("", model.lower()), ()) if row is not None and row.family == api else ()
+    if row is None or row.family != api:
+        return ()
+    name = _PATH.sub("", model.lower())
+    return row.prices.get(name) or row.prices.get(_priced_alias(name, row.prices), ())
+
+
+def _priced_alias(name: str, listed: Collection[str]) -> str:
+    """The listed name that a `-latest` or dated name stands for. Empty: none, or other dates of it have own prices."""
+    base = _MOVING.sub("", name)
+    if base != name:
+        return base
+    base = _DATED.sub("", name)
+    return "" if base == name or any(_DATED.sub("", other) == base != other for other in listed) else base
 
 
 def version_of(model: str) -> tuple[float, ...]:
@@ -100,7 +136,7 @@ def version_of(model: str) -> tuple[float, ...]:
     found = _NUMBER.search(name)
     if found is not None:
         return version(found[0])
-    return (inf,) if name.endswith("latest") else ()
+    return (inf,) if name.endswith(LATEST) else ()
 
 
 @lru_cache(maxsize=4096)
@@ -157,8 +193,8 @@ def _api(name: str) -> ApiRow:
     return apis().get(name) or apis()["compatible"]
 
 
-def _rows(api: str) -> Iterator[ModelRow]:
-    row, known = _api(api), families()
+def _rows(api: str, known: Mapping[str, Sequence[ModelRow]]) -> Iterator[ModelRow]:
+    row = _api(api)
     if row.families is None:  # the API's own family first
         yield from known.get(row.name, ())
         for name, rows in known.items():
@@ -195,7 +231,7 @@ def _joined(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
     joined = {**below, **above}
     if "refused" in below and "refused" in above:
         joined["refused"] = [*below["refused"], *above["refused"]]
-    for name in ("renamed", "ends", "speeds"):
+    for name in ("renamed", "speeds"):
         if name in below and name in above:
             joined[name] = {**below[name], **above[name]}
     return joined
@@ -210,6 +246,18 @@ def _value(name: str, value: Any) -> Any:
     if isinstance(getattr(_NOTHING_KNOWN, name), bool) and not isinstance(value, bool):
         raise ValueError(f"accepts.{name}: write yes or no")
     try:
-        return getattr(msgspec.convert({name: value}, Facts), name)
+        found = getattr(msgspec.convert({name: value}, Facts), name)
     except msgspec.ValidationError as error:
         raise ValueError(f"accepts.{name}: {str(error).partition(' - at')[0]}") from None
+    if name in ("tool_name", "call_id"):
+        _check_pattern(name, found)
+    if name in ("schema", "strict_schema") and found not in {"", *schema_names()}:
+        raise ValueError(f"accepts.{name}: write one of {', '.join(schema_names())}")
+    return found
+
+
+def _check_pattern(name: str, pattern: str) -> None:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"accepts.{name}: no regular expression: {error}") from None

@@ -10,6 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Annotated
+
+from msgspec import Meta
+
+Count = Annotated[int, Meta(ge=0)]
+Length = Annotated[int, Meta(ge=1)]
+Factor = Annotated[float, Meta(gt=0, le=1000)]
+Seconds = Annotated[float, Meta(gt=0, le=3600)]  # to a first token, whose logarithm is taken
 
 
 class Sampling(Enum):
@@ -85,14 +93,14 @@ class Facts:
     sampling: Sampling = Sampling.FREE
     sampling_members: frozenset[str] = frozenset({"temperature", "top_p", "top_k"})  # members that `sampling` governs
     temperature: tuple[float, float] | None = None  # least and most; None: not known
-    top_logprobs: int | None = None  # at most
-    choices: int | None = None  # most of `n`
+    top_logprobs: Count | None = None  # at most
+    choices: Length | None = None  # most of `n`
     tools: ToolsAt = ToolsAt.ANY
     forced_tools: Forced = Forced.OK
     tool_choices: tuple[str, ...] | None = None  # forms of `tool_choice`; None: all
     custom_tools: bool = True  # tools of the type `custom`
     parallel_tool_calls: bool = True  # knows the member
-    most_tools: int | None = None
+    most_tools: Count | None = None
     empty_tools: bool = True  # takes a list of no tools
     tool_name: str = ""  # pattern of names of functions
     call_id: str = ""  # pattern of ids of tool calls
@@ -119,28 +127,26 @@ class Facts:
     call_state: str = ""  # path, in a tool call, of the state to return
     call_state_placeholder: str = ""  # accepted value if the state is unknown
     detail_placeholder: Mapping[str, str] = field(default_factory=dict)  # the same, in `reasoning_details`
-    bound_to: str = ""  # scope of a thinking block: "", prefix, prefix+account
-    stops: int | None = None  # most sequences of `stop`; 0: refused
-    stop_bytes: int | None = None  # of a sequence
+    stops: Count | None = None  # most sequences of `stop`; 0: refused
+    stop_bytes: Length | None = None  # of a sequence
     blank_stops: bool = True  # sequences of white space
-    cache_controls: int | None = None  # most breakpoints of a request
-    metadata: tuple[int, int, int] | None = None  # most pairs, characters of a key, of a value
-    user_length: int | None = None
+    cache_controls: Count | None = None  # most breakpoints of a request
+    metadata: tuple[Count, Count, Count] | None = None  # most pairs, characters of a key, of a value
+    user_length: Length | None = None
     media: frozenset[str] | None = None  # media types of images; None: all
     image_urls: bool = True  # pictures by URL
-    most_images: int | None = None
+    most_images: Count | None = None
     files: bool = True  # content parts of the type `file`
     files_responses: bool | None = None  # the same in Responses, if different
     details: tuple[str, ...] | None = None  # of `image_url.detail`
     unknown_members: UnknownMembers = UnknownMembers.IGNORED
-    ends: Mapping[str, str] = field(default_factory=dict)  # the dialect's finish reason by the server's own
-    context: int | None = None  # tokens
-    output: int | None = None  # tokens at most
-    least_output: int | None = None  # tokens, of the limit in Responses
+    context: Length | None = None  # tokens
+    output: Length | None = None  # tokens
+    least_output: Count | None = None  # tokens, of the limit in Responses
     shutdown: str = ""  # YYYY-MM-DD, or "gone"
     routed_to: str = ""  # the model that answers after the shutdown
-    ttft: Mapping[str, float] | None = None  # prior, s, by class of effort; `""`: of all others
-    speeds: Mapping[str, float] | None = None  # factors of the prices, by speeds sold; None: not known
+    ttft: Mapping[str, Seconds] | None = None  # prior, s, by class of effort; `""`: of all others
+    speeds: Mapping[str, Factor] | None = None  # factors of the prices, by speeds sold; None: not known
     size: float | None = None  # order among the models of an API: larger is larger
 
 
@@ -154,7 +160,7 @@ class SchemaRules:
     all_required: bool = False  # every property is in `required`
     closed: bool = False  # every object has `additionalProperties: false`
     one_of_as_any_of: bool = False  # `oneOf` is refused, `anyOf` is not
-    most_min_items: int | None = None  # largest `minItems`
+    most_min_items: Count | None = None  # largest `minItems`
     formats: frozenset[str] | None = None  # of `format`; None: all
     type_lists: bool = True  # `type` may be a list
     typed_properties: bool = False  # each property has a `type`; beside `anyOf` it stands in the items

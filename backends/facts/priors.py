@@ -22,7 +22,7 @@ from backends.facts.fact_rows import PriorRules, prior_rules
 from backends.facts.lookup import facts_of, model_row, plain
 from backends.facts.model_facts import Facts
 
-_UNNAMED = "medium"  # assumed default effort of a reasoning model
+UNNAMED = "medium"  # assumed default effort of a reasoning model
 
 
 @lru_cache(maxsize=4096)
@@ -41,8 +41,8 @@ def _reasons(facts: Facts) -> bool:
 
 def _hidden(hidden: Mapping[str, float], alone: float, facts: Facts) -> dict[str, float]:
     by_effort = {"none": alone} | {effort: max(alone, seconds) for effort, seconds in hidden.items()}
-    unasked = (facts.default_effort or _UNNAMED) if facts.thinks_unasked else "none"
-    return {**by_effort, "": by_effort.get(unasked, by_effort[_UNNAMED])}
+    unasked = (facts.default_effort or UNNAMED) if facts.thinks_unasked else "none"
+    return {**by_effort, "": by_effort.get(unasked, by_effort[UNNAMED])}
 
 
 def _own(facts: Facts) -> Mapping[str, float]:

@@ -167,6 +167,7 @@ _THINKING = "reasoning_effort reasoning thinking output_config tool_choice respo
 _ROWS = (
     _row(fit_names_of_members, "", _differs("renamed"), is_mending=True),
     _row(fit_limit, " ".join(LIMITS), _differs("limit"), _CHAT, is_mending=True),
+    _row(fit_output, "max_completion_tokens max_tokens max_output_tokens", _differs("output", "least_output")),
     _row(fit_members, "", _differs("refused"), is_mending=True),
     _row(fit_known_members, "", _differs("members"), _CHAT, is_mending=True),
     _row(fit_history, "messages", wants_history, _CHAT, is_mending=True),
@@ -189,7 +190,6 @@ _ROWS = (
     _row(fit_turns, "messages", _differs("system", "prefill"), _MESSAGES),
     _row(fit_first_turn, "messages", _differs("user_first"), _MESSAGES),
     _row(fit_empty_tools, "tools", _differs("empty_tools"), _CHAT, is_mending=True),
-    _row(fit_output, " ".join((*LIMITS, "max_output_tokens")), _differs("output", "least_output")),
     _row(fit_reasoning_wishes, "reasoning include", _differs("reasoning_items"), _RESPONSES, is_mending=True),
     _row(sign_of_chat, "messages input", _differs("alternation"), _MESSAGES, _RESPONSES, is_mending=True),
     _row(fit_tools, "tools", _differs("most_tools", "tools", "tool_choices")),
@@ -287,9 +287,10 @@ def _holds_for(row: _Row, author: Author) -> bool:
 def fit_for_translation(body: Json, operation: Operation, facts: Facts, told: Omissions) -> Json:
     """Remove members that the model refuses before a translation. The target dialect may lack such a member, and the
     translation would then refuse a request that the server can answer."""
+    target = Target(operation, facts)
     if operation is Operation.CHAT:
         body = without_others(body, told)
-    return fit_stops(body, Target(operation, facts), told)
+    return fit_speed(fit_stops(body, target, told), target, told)
 
 
 def fit(body: Mapping[str, Any], plan: Plan, told: Omissions) -> Fitted:

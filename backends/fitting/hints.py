@@ -17,6 +17,7 @@ from backends.translation.omissions import Omissions
 from backends.translation.request_members import refuse
 
 SPEEDS = ("service_tier", "speed")
+_SYNONYMS = {"fast": "priority", "priority": "fast"}
 _STANDARD = ("auto", "default", "on_demand", "standard", "standard_only")
 LIMITS = ("max_completion_tokens", "max_tokens")
 _OUTPUTS: Mapping[Operation, tuple[str, ...]] = {
@@ -24,6 +25,7 @@ _OUTPUTS: Mapping[Operation, tuple[str, ...]] = {
     Operation.MESSAGES: ("max_tokens",),
     Operation.RESPONSES: ("max_output_tokens",),
 }
+_BUDGET = ("thinking", "budget_tokens")  # below the output limit, of Messages
 _USERS = ("user", "safety_identifier")
 _A_PERSON = re.compile(r"[^@\s]+@[^@\s]+\.[^@\s]+|\+?[\d ()/-]{7,}")  # an e-mail address, a number of a telephone
 _STOPS: Mapping[Operation, str] = {Operation.CHAT: "stop", Operation.MESSAGES: "stop_sequences"}
@@ -54,8 +56,8 @@ def fit_output(body: Json, target: Target, told: Omissions) -> Json:
 
 def _with_budget(body: Json, limit: int) -> Json:
     """Thinking within the limit, where it has a budget of its own."""
-    budget = value_at(body, ("thinking", "budget_tokens"))
-    return put(body, ("thinking", "budget_tokens"), limit - 1) if type(budget) is int and budget >= limit else body
+    budget = value_at(body, _BUDGET)
+    return put(body, _BUDGET, limit - 1) if type(budget) is int and budget >= limit else body
 
 
 def fit_stops(body: Json, target: Target, told: Omissions) -> Json:
@@ -74,10 +76,16 @@ def fit_stops(body: Json, target: Target, told: Omissions) -> Json:
 
 
 def fit_speed(body: Json, target: Target, told: Omissions) -> Json:
-    """Leave out a speed that the server does not sell."""
+    """The speed by the name at which the server sells it; left out where the server does not sell it. Where nothing is
+    known, a tier of a chat is the server's to judge, and the speed of a message has no counterpart."""
+    sold = target.facts.speeds or {}
     for name in SPEEDS:
-        speed = body.get(name)
-        if isinstance(speed, str) and speed not in (target.facts.speeds or ()) and speed not in _STANDARD:
+        speed, is_open = body.get(name), target.facts.speeds is None and name == "service_tier"
+        if is_open or not isinstance(speed, str) or speed in sold or speed in _STANDARD:
+            continue
+        if (known := _SYNONYMS.get(speed)) in sold:
+            body = {**body, name: known}
+        else:
             told.leave_out(name)
             body = without(body, name)
     return body

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from socket import socket
 from time import monotonic
@@ -196,7 +197,11 @@ class Connection(asyncio.Protocol):
         self._paused = False
         self._fields: dict[bytes, bytes] = {}  # the last of repeated ones counts; none in use may be repeated
         self._body_parts: list[bytes] = []  # of one read
-        self.on_header, self.on_body = self._fields.__setitem__, self._body_parts.append  # of the parser: both in C
+        # The parser has read a chunk to the end, and nothing after the chunk: not empty.
+        self._ended_chunk: list[bool] = []
+        # Of the parser, all in C: a read may hold many chunks.
+        self.on_header, self.on_body = self._fields.__setitem__, self._body_parts.append
+        self.on_chunk_header, self.on_chunk_complete = self._ended_chunk.clear, partial(self._ended_chunk.append, True)
         self._parser = HttpResponseParser(self)
         self._expect_reply()
 
@@ -209,7 +214,7 @@ class Connection(asyncio.Protocol):
         self._keep_alive = False
         self._malformed = False
         self._overhead = 0  # bytes since the last head or body bytes
-        self._between_chunks = False  # the parser has read a chunk to the end, and nothing after the chunk
+        self._ended_chunk.clear()
 
     @property
     def usable(self) -> bool:
@@ -260,7 +265,7 @@ class Connection(asyncio.Protocol):
             return
         try:
             exchange.bytes_in += len(data)
-            if self._between_chunks and data.endswith(b"\r\n"):
+            if self._ended_chunk and data.endswith(b"\r\n"):
                 # One chunk, plainly written? Its size must be in hexadecimal, with no leading zero and no extension
                 # (RFC 9112, 7.1). Comparing with the size that the read implies needs no parsing.
                 line, _, rest = data.partition(b"\r\n")
@@ -303,27 +308,21 @@ class Connection(asyncio.Protocol):
             self._headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in fields}
         self._fields.clear()
 
-    def on_chunk_header(self) -> None:
-        self._between_chunks = False
-
-    def on_chunk_complete(self) -> None:
-        self._between_chunks = True
-
     def on_message_complete(self) -> None:
-        self._between_chunks = False
+        self._ended_chunk.clear()
         if self._status:
             self._complete = True
             self._keep_alive = self._parser.should_keep_alive()
 
     def _parse(self, exchange: Exchange, data: bytes) -> None:
         """Parse a read and report the result: the head, body bytes, the end, or a malformed reply."""
-        self._between_chunks = False
+        self._ended_chunk.clear()
         try:
             self._parser.feed_data(data)
         except HttpParserError:
             self._malformed = True
         if not data.endswith(b"\r\n"):  # part of the next chunk's size may have been read
-            self._between_chunks = False
+            self._ended_chunk.clear()
         body = b"".join(self._body_parts)
         self._body_parts.clear()
         self._overhead += len(data)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from backends.error_body import ErrorPart
 
 FILE = Path(__file__).with_name("refusals.yaml")
 READ = 1000  # characters of an error's words
+MOST_MATCHES = 8  # of a row
 _NOTHING = re.compile(r"(?!)")
 
 
@@ -50,26 +52,34 @@ class KnownRefusal:
 
     def matches(self, part: ErrorPart) -> list[re.Match[str] | None]:
         """The places of the words that fit; [None]: the names alone; []: the row does not fit."""
-        found: list[re.Match[str] | None] = [*self.words.finditer(part.words[:READ])]
+        found: list[re.Match[str] | None] = [*islice(self.words.finditer(part.words[:READ]), MOST_MATCHES)]
         return found or ([None] if not self.names.isdisjoint(part.names) else [])
 
 
 @dataclass(frozen=True, slots=True)
 class RefusalTable:
+    """`meaning`, `slight`: of paths. `same`: names of one thing in several dialects."""
+
     rows: tuple[KnownRefusal, ...]
-    meaning: tuple[re.Pattern[str], ...]  # paths
+    meaning: re.Pattern[str]
+    slight: re.Pattern[str]
+    same: tuple[frozenset[str], ...]
     known: frozenset[str]
+
+    def are_same(self, name: str, other: str) -> bool:
+        return any(name in each and other in each for each in self.same)
 
 
 @cache
 def table() -> RefusalTable:
     read = yaml.safe_load(FILE.read_text("utf-8"))
-    rows = tuple(_row(each, read["quoted"]) for each in read["rows"])
-    return RefusalTable(rows, tuple(map(_path_pattern, read["meaning"])), frozenset(read["known"]))
+    rows = tuple(_row(each, read["patterns"]) for each in read["rows"])
+    same = tuple(map(frozenset, read["same"]))
+    return RefusalTable(rows, _paths(read["meaning"]), _paths(read["slight"]), same, frozenset(read["known"]))
 
 
-def _row(row: dict[str, Any], quoted: str) -> KnownRefusal:
-    words = re.compile(row["words"].replace("{m}", quoted), re.IGNORECASE) if "words" in row else _NOTHING
+def _row(row: dict[str, Any], patterns: Mapping[str, str]) -> KnownRefusal:
+    words = re.compile(_written_out(row["words"], patterns), re.IGNORECASE) if "words" in row else _NOTHING
     given: dict[str, Any] = {
         name: row[name] for name in ("member", "to", "also", "beside", "pair", "once") if name in row
     }
@@ -85,5 +95,15 @@ def _names(names: Iterable[str]) -> frozenset[str]:
     return frozenset(names)
 
 
-def _path_pattern(path: str) -> re.Pattern[str]:
-    return re.compile(path.replace(".", r"\.").replace("**", "ANY").replace("*", r"[^.]+").replace("ANY", ".+"))
+def _written_out(words: str, patterns: Mapping[str, str]) -> str:
+    for name, pattern in patterns.items():
+        words = words.replace("{" + name + "}", pattern)
+    return words
+
+
+def _paths(paths: Iterable[str]) -> re.Pattern[str]:
+    return re.compile("|".join(map(_path_pattern, paths)))
+
+
+def _path_pattern(path: str) -> str:
+    return path.replace(".", r"\.").replace("**", "ANY").replace("*", r"[^.]+").replace("ANY", ".+")

@@ -16,6 +16,7 @@ form, so an event of a known form is compared, not parsed. Rules:
 from __future__ import annotations
 
 import re
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -103,8 +104,17 @@ _OUTPUT = (
 _OUTPUT_DEPTH = 6  # a tool call's name is at 3: list, call, function
 
 
-def answers(delta: DeltaShape) -> bool:
-    """The delta has output of the answer."""
+_other_output = attrgetter(*(name for name in DeltaShape.__struct_fields__ if name != "content"))
+
+
+def outputs(delta: DeltaShape) -> tuple[bool, bool]:
+    """Tells whether the delta has output of the answer, and of reasoning."""
+    if isinstance(delta.content, str | None) and not any(_other_output(delta)):  # nearly every delta
+        return bool(delta.content), False
+    return _answers(delta), _reasons(delta)
+
+
+def _answers(delta: DeltaShape) -> bool:
     content, extra = delta.content, delta.extra_content
     if content and (extra is None or not _is_gemini_thought(extra)):
         if isinstance(content, str):
@@ -120,8 +130,7 @@ def answers(delta: DeltaShape) -> bool:
     return any(map(_is_output, filter(None, (delta.refusal, delta.function_call))))
 
 
-def reasons(delta: DeltaShape) -> bool:
-    """The delta has output of reasoning."""
+def _reasons(delta: DeltaShape) -> bool:
     texts = delta.reasoning or delta.reasoning_content or delta.reasoning_text
     if texts or delta.reasoning_details or delta.thinking_blocks:
         return _is_output([texts, delta.reasoning_details, delta.thinking_blocks])

@@ -122,7 +122,7 @@ class HeldReply:
     @property
     def is_full(self) -> bool:
         """Of an error reply all is held that is read."""
-        return not self._is_success and self.size >= MAX_ERROR
+        return self.size >= MAX_ERROR
 
     @property
     def is_page(self) -> bool:

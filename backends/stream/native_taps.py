@@ -27,7 +27,7 @@ from backends.stream.ends import is_failed
 from backends.stream.event_shapes import MessageEventShape, ResponseEventShape, ResponseShape, WholeShape
 from backends.stream.signatures import note_signatures
 from backends.stream.sse import ServerSentEvent
-from backends.stream.taps import BodyTap, StreamTap, count_or, decode_as
+from backends.stream.taps import BodyTap, StreamTap, counts_of, decode_as, take_counts
 
 _TEXTS = frozenset({"text", "thinking", "redacted_thinking"})  # blocks without a name or result
 
@@ -119,7 +119,7 @@ def read_message_usage(usage: Usage, reported: Any) -> None:
     usage.cache_write_1h = _known(billed[_HOUR], usage.cache_write_1h)
     usage.compacted = usage.compacted or bool(compactions)
     if isinstance(details := reported.get("output_tokens_details"), dict):
-        usage.reasoning = count_or(details.get("thinking_tokens"), usage.reasoning)
+        take_counts(usage, reasoning=details.get("thinking_tokens"))
 
 
 def speed_of_message(reported: Any) -> Any:
@@ -151,8 +151,8 @@ def _billed(reported: Mapping[str, Any], name: str, compactions: Sequence[Mappin
 def _count(counts: Mapping[str, Any], name: str) -> int | None:
     if name == _HOUR:
         kept = counts.get("cache_creation")
-        return count_or(kept.get(name), None) if isinstance(kept, dict) else None
-    return count_or(counts.get(name), None)
+        counts = kept if isinstance(kept, dict) else {}
+    return counts_of({name: counts.get(name)}).get(name)
 
 
 def _known(count: int | None, known: int | None) -> int | None:
@@ -258,15 +258,11 @@ def read_response_usage(usage: Usage, reported: Any) -> None:
     """Take over the `usage` of a response."""
     if not isinstance(reported, dict):
         return
-    details = reported.get("input_tokens_details")
-    usage.prompt = count_or(reported.get("input_tokens"), usage.prompt)
-    usage.completion = count_or(reported.get("output_tokens"), usage.completion)
+    details, generated = reported.get("input_tokens_details"), reported.get("output_tokens_details")
+    take_counts(usage, prompt=reported.get("input_tokens"), completion=reported.get("output_tokens"))
     if isinstance(details, dict):
-        kept = details.get("cache_write_tokens_details")
-        usage.cached = count_or(details.get("cached_tokens"), usage.cached)
-        usage.cache_write = count_or(details.get("cache_write_tokens"), usage.cache_write)
-        usage.cache_write_1h = count_or(
-            kept.get("ttl_12h_tokens") if isinstance(kept, dict) else None, usage.cache_write_1h
-        )
-    if isinstance(details := reported.get("output_tokens_details"), dict):
-        usage.reasoning = count_or(details.get("reasoning_tokens"), usage.reasoning)
+        take_counts(usage, cached=details.get("cached_tokens"), cache_write=details.get("cache_write_tokens"))
+        if isinstance(kept := details.get("cache_write_tokens_details"), dict):
+            take_counts(usage, cache_write_1h=kept.get("ttl_12h_tokens"))
+    if isinstance(generated, dict):
+        take_counts(usage, reasoning=generated.get("reasoning_tokens"))

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import msgspec
@@ -40,6 +41,9 @@ class ServerSentEvent:
     def __bytes__(self) -> bytes:
         name = b"event: " + self.name + b"\n" if self.name else b""
         return name + b"data: " + self.data.replace(b"\n", b"\ndata: ") + b"\n\n"
+
+
+_message = partial(ServerSentEvent, b"")
 
 
 class StreamError(ValueError):
@@ -70,7 +74,7 @@ class SseDecoder:
             blocks = data[6:-2].split(b"\n\ndata: ")
             if data.count(b"\n") == 2 * len(blocks):  # a data line each, as from most servers: a third of the work
                 self._started, self._after_cr = True, False
-                return [ServerSentEvent(b"", block) for block in blocks]
+                return [*map(_message, blocks)]
         if self._after_cr and data:
             data, self._after_cr = data.removeprefix(b"\n"), False
         if b"\r" in data:
@@ -240,8 +244,7 @@ class UsageStripper(WholeEvents):
         return _without_usage(data) if b'"usage"' in data else data
 
     def close(self) -> bytes:
-        rest = super().close()
-        return _without_usage(rest) if rest else rest
+        return _without_usage(super().close()) if self.held else b""
 
 
 def _without_usage(data: bytes) -> bytes:
@@ -265,13 +268,12 @@ def events_of(data: bytes) -> list[bytes]:
     return [*events, data[start:]]
 
 
+_DATA_LINE = re.compile(rb"(?:\A|[\r\n])data: ?([^\r\n]*)")
+
+
 def data_of(event: bytes) -> bytes | None:
     """None: there is no data line."""
-    lines = [
-        line[5:].removeprefix(b" ")
-        for line in event.lstrip(b"\r\n").removeprefix(BOM).splitlines()
-        if line.startswith(b"data:")
-    ]
+    lines = _DATA_LINE.findall(event.lstrip(b"\r\n").removeprefix(BOM))
     return b"\n".join(lines) if lines else None
 
 

@@ -20,14 +20,15 @@ Rules:
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import msgspec
 
 from backends import failures
 from backends.interface import EngineTimes, Failure, ReplyFacts, Tap, Usage
-from backends.stream.ends import is_failed
-from backends.stream.event_shapes import ChoiceShape, ChunkShape, TokenForm, WholeShape, answers, reasons
+from backends.stream.ends import End, end_of, is_failed
+from backends.stream.event_shapes import ChoiceShape, ChunkShape, TokenForm, WholeShape, outputs
 from backends.stream.signatures import note_signatures
 from backends.stream.sse import ExcerptDecoder, ServerSentEvent, StreamError, excerpt
 
@@ -198,8 +199,8 @@ class StreamTap(_ReplyTap):
             self._fail(failures.of_event(chunk.error, self._secret))
         for choice in chunk.choices or ():
             delta = choice.delta
-            answer = bool(choice.text) or (delta is not None and answers(delta))
-            reasoning = delta is not None and reasons(delta)
+            answer, reasoning = (False, False) if delta is None else outputs(delta)
+            answer = answer or bool(choice.text)
             if delta is not None and delta.reasoning_details:
                 note_signatures(self.facts, delta.reasoning_details)
             if answer or reasoning:
@@ -236,7 +237,7 @@ class StreamTap(_ReplyTap):
         self.tokens += answer or reasoning
 
     def _end_choice(self, choice: ChoiceShape) -> None:
-        if is_failed(choice.finish_reason):
+        if end_of(choice.finish_reason) is End.FAILED:
             self._fail(failures.FAILED_INSIDE)
             return
         index = choice.index if type(choice.index) is int else 0
@@ -414,12 +415,10 @@ def read_usage(usage: Usage, reported: Any) -> None:
         cached, written = details.get("cached_tokens"), details.get("cache_write_tokens")  # the latter: OpenRouter
     else:
         cached, written = reported.get("prompt_cache_hit_tokens"), None  # DeepSeek
-    usage.prompt = count_or(reported.get("prompt_tokens"), usage.prompt)
-    usage.completion = count_or(reported.get("completion_tokens"), usage.completion)
-    usage.cached = count_or(cached, usage.cached)
-    usage.cache_write = count_or(written, usage.cache_write)
-    if isinstance(details := reported.get("completion_tokens_details"), dict):
-        usage.reasoning = count_or(details.get("reasoning_tokens"), usage.reasoning)
+    prompt, completion = reported.get("prompt_tokens"), reported.get("completion_tokens")
+    details = reported.get("completion_tokens_details")
+    reasoning = details.get("reasoning_tokens") if isinstance(details, dict) else None
+    take_counts(usage, prompt=prompt, completion=completion, cached=cached, cache_write=written, reasoning=reasoning)
 
 
 def read_times(times: EngineTimes, reported: Any) -> None:
@@ -429,19 +428,29 @@ def read_times(times: EngineTimes, reported: Any) -> None:
     - scheduled_ts).
     """
     if isinstance(reported, dict):
-        times.queue = _seconds(reported.get("queue_time_ms"), times.queue)
-        times.prefill = _seconds(reported.get("time_to_first_token_ms"), times.prefill)
+        for name, field in _TIMES:
+            milliseconds: Any = reported.get(name)
+            if type(milliseconds) in (int, float) and 0 <= milliseconds <= MOST_MS:
+                setattr(times, field, milliseconds / 1e3)
         if times.prefill is not None:
             times.ttft = times.prefill + (times.queue or 0.0)
-        times.mean_itl = _seconds(reported.get("mean_itl_ms"), times.mean_itl)
 
 
-def count_or(value: Any, known: int | None) -> int | None:
-    """A reported count; 20.0 is one, as some servers write all numbers."""
-    if type(value) is float and value.is_integer():
-        value = int(value)
-    return value if type(value) is int and 0 <= value <= MOST_TOKENS else known
+_TIMES = ("queue_time_ms", "queue"), ("time_to_first_token_ms", "prefill"), ("mean_itl_ms", "mean_itl")
 
 
-def _seconds(milliseconds: Any, known: float | None) -> float | None:
-    return milliseconds / 1e3 if type(milliseconds) in (int, float) and 0 <= milliseconds <= MOST_MS else known
+def take_counts(usage: Usage, **reported: Any) -> None:
+    """Take over reported counts, by field of the usage."""
+    for field, count in counts_of(reported).items():
+        setattr(usage, field, count)
+
+
+def counts_of(reported: Mapping[str, Any]) -> dict[str, int]:
+    """The counts among these; 20.0 is one, as some servers write all numbers."""
+    found = {}
+    for name, value in reported.items():
+        if type(value) is float and value.is_integer():
+            value = int(value)
+        if type(value) is int and 0 <= value <= MOST_TOKENS:
+            found[name] = value
+    return found

@@ -34,7 +34,7 @@ from policies.types import (
 )
 
 HALF_OPEN = "half_open"  # state of a circuit breaker
-TOLD_BY_WHY = ("unknown_adapters", "on_trial", "doubted", "wake_s", "kv_room")
+TOLD_BY_WHY = ("unknown_variants", "on_trial", "doubted", "wake_s", "kv_room")
 LOAD_NAMES = {  # public JSON names of renamed fields of `Load`
     "queued_tokens": "ahead",
     "backlog_s": "busy",
@@ -148,7 +148,7 @@ def _candidate(decision: Decision, candidate: Candidate) -> dict[str, Any]:
         "endpoint": candidate.endpoint.id,
         "pool": candidate.endpoint.pool,
         "tier": candidate.tier + 1,
-        "region": candidate.endpoint.region or None,
+        "region": candidate.endpoint.locality or None,
         "rtt_ms": round(candidate.rtt * 1e3, 3) or None,
         "ttft_p50_ms": round(forecast.p50 * 1e3, 2),
         "ttft_p90_ms": round(forecast.p90 * 1e3, 2),
@@ -184,7 +184,9 @@ def _rejected(rejection: Rejection, pools: Mapping[str, Pool]) -> list[str] | li
 def endpoint_view(endpoint: EndpointStatistics, now: float) -> dict[str, Any]:
     """Statistics of one endpoint; moments of the monotonic clock become seconds from now."""
     view: dict[str, Any] = msgspec.to_builtins(endpoint, enc_hook=repr)
-    del view["until"], view["endpoint"]["account"]
+    shown_endpoint = view["endpoint"]
+    view["adapters"], shown_endpoint["region"] = view.pop("variants"), shown_endpoint.pop("locality")
+    del view["until"], shown_endpoint["account"]
     load, limits = endpoint.load, view["load"].pop("limits")
     shown = {LOAD_NAMES.get(name, name): value for name, value in view["load"].items() if name not in TOLD_BY_WHY}
     return {
@@ -233,8 +235,8 @@ def _why(endpoint: EndpointStatistics, now: float) -> str | None:
         reasons.append("it is given its cache back")
     some = (each for each in endpoint.believed if each.callers != ALL and each.what not in LIMITS)
     reasons += [f"{each.what} for {each.callers} of the callers: {each.why}" for each in some]
-    if lacking := [name for name, until in (endpoint.load.unknown_adapters or {}).items() if until > now]:
-        reasons.append(f"it does not know the adapter {', '.join(lacking)}")
+    if lacking := [name for name, until in (endpoint.load.unknown_variants or {}).items() if until > now]:
+        reasons.append(f"it does not know the model {', '.join(lacking)}")
     return "; ".join(reasons) or None
 
 

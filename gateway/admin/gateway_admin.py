@@ -35,17 +35,18 @@ from gateway.admin.admin_views import (
 )
 from gateway.admin.request_query import RequestQuery
 from gateway.admission.auth import ANYONE
+from gateway.admission.route_table import RoutedName
 from gateway.api.api_error import ApiError, bad_request
-from gateway.api.inference_request import KEY_HEADERS
+from gateway.api.inference_request import KEY_HEADERS, InferenceRequest
 from gateway.api.operation_fit import OperationFit
 from gateway.config.models import Config, Key
-from gateway.decider import Decider
 from gateway.observe.metrics.scrape_collectors import Registry, counts_in_place, route_stats
 from gateway.observe.metrics.series import Histogram
 from gateway.observe.part_notes import ON_SCREEN
 from gateway.observe.recorder import Recorder
 from gateway.observe.windows.history_keeper import HistoryKeeper
-from gateway.runtime import RuntimeHolder
+from gateway.request_steps import Decider
+from gateway.runtime import Runtime, RuntimeHolder
 from gateway.scheduler import RequestQueue
 from gateway.strict_json import BadJson, decode, encode
 
@@ -60,6 +61,10 @@ async def no_source() -> web.Response:
     raise ApiError(409, "This gateway was not told where its configuration comes from.", code="no_source")
 
 
+def no_advice() -> Mapping[str, Any]:
+    raise ApiError(404, "This gateway does not follow prompts.", code="not_followed")
+
+
 @dataclass(slots=True, kw_only=True)
 class GatewayAdmin:
     """Implements `gateway.admin.admin_server.AdminData` for one process."""
@@ -71,6 +76,7 @@ class GatewayAdmin:
     queue: RequestQueue
     runtime: RuntimeHolder
     on_screen: Histogram  # TTFT reported by callers, by route
+    advice_sums: Callable[[], Mapping[str, Any]] = no_advice  # of prompts, for GET /advise
     stored_keys: Callable[[], Sequence[Key]] = tuple  # by this process's state
     map_prefixes: Callable[[float], Sequence[Mapping[str, Any]]] = lambda now: ()  # the hottest, by endpoint
     pool_members: list[Callable[[str], Mapping[str, Any]]] = field(default_factory=list)  # of rows of GET /fleet
@@ -120,7 +126,7 @@ class GatewayAdmin:
 
     async def advice(self) -> Mapping[str, Any]:
         self.recorder.flush()
-        return self.recorder.doctor.advice()
+        return self.advice_sums()
 
     async def prefixes(self) -> Sequence[Mapping[str, Any]]:
         if (now := monotonic()) - self.mapped_at > MAP_FRESH:
@@ -167,7 +173,18 @@ class GatewayAdmin:
         fleet, at = self.decider.fleet, decision.at
         beliefs = fleet.view.beliefs(fleet.snapshot(at).loads, at)
         found = explain(decision, estimate, self.queue.depth(), runtime.pools, beliefs, hold)
-        return json_response(200, encode({**named_view(request.model, named), **found, **left_out_view(request)}))
+        pools = {"pools": {pool: self._pool_view(pool, request, named, runtime) for pool in route.pools}}
+        view = {**named_view(request.model, named), **found, **left_out_view(request), **pools}
+        return json_response(200, encode(view))
+
+    def _pool_view(self, pool: str, request: InferenceRequest, named: RoutedName, runtime: Runtime) -> dict[str, Any]:
+        """Model and operation that a pool would be asked for, and knowledge of parts about the pool."""
+        translated = request.translated.get(pool)
+        return {
+            "model": named.model or named.route.variants.get(pool, runtime.pools[pool].model),
+            "operation": (request.operation if translated is None else translated.operation).value,
+            **{name: value for of in self.pool_members for name, value in of(pool).items()},
+        }
 
     async def report_ttft(self, beacon: bytes) -> web.Response:
         request_id, seconds = parse_beacon(beacon)

@@ -22,7 +22,7 @@ from gateway.config.config_errors import did_you_mean
 from gateway.observe.part_notes import DIAGNOSIS, cause_of
 from gateway.observe.record import Record, RequestOutcome
 from gateway.observe.recorder import RECENT
-from gateway.observe.slow_counts import KEPT
+from gateway.observe.slow_requests import KEPT
 from gateway.observe.windows.count_history import WINDOWS
 from policies.diagnosis.causes import Cause
 

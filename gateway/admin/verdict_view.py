@@ -9,10 +9,10 @@ from gateway.observe.windows.count_history import WINDOWS
 from gateway.observe.windows.route_windows import FAILED
 from policies.diagnosis.incident_groups import from_json
 from policies.diagnosis.route_verdicts import RouteState, RouteVerdict, WindowCounts, verdicts
+from policies.routes.route import TARGET
 
 SHORTEST = "5m"  # window of a verdict: 10 s have too few requests
 NOT_ASKED = ("refused", "client_gone")  # outcomes that are the caller's own
-PROMISED = 0.95  # share of requests within their budgets, on a route that promises none
 
 
 def verdict_window(window: str) -> tuple[str, int]:
@@ -64,6 +64,6 @@ def _counts(route: Mapping[str, Any]) -> WindowCounts:
         failed=round(sum(outcomes.get(outcome, 0) for outcome in FAILED)),
         shed=round(outcomes.get("shed", 0)),
         met={name: route["slo"][name].get("true", 0) / of for name, of in judged.items() if of},
-        promised=route["ttft_target"] or PROMISED,
+        promised=route["ttft_target"] or TARGET,
         ttft_budget=None if budget is None or route["ttft_budget_grows"] else budget / 1e3,
     )

@@ -53,6 +53,7 @@ from gateway.strict_json import (
 )
 from gateway.tokenize.prefix_breakers import IN_BODY, without_breakers
 from gateway.tokenize.prompt import Prompt, definitions, digest_of, prompt_of
+from policies.routes.when import EFFORT, class_of
 from policies.types import RequestView
 
 GATEWAY_KEY = "x-firsttoken-key"  # the gateway's own key, where the others have a key of the caller's
@@ -100,7 +101,7 @@ def _parse_chat(raw: bytes, key: int) -> ParsedBody:
         raise ValueError("no messages")
     parameters = _known_parameters(rest, key)
     digests = list(map(hash, map(bytes, messages)))
-    keys = [digest ^ key for digest in digests]
+    keys = [*map(key.__xor__, digests)]
     flags = _messages.get_all(keys)
     decoded = _decode_new(messages, keys, flags) if None in flags else {}
     sources = messages
@@ -243,7 +244,7 @@ class InferenceRequest(RequestView):
     baggage: str
     request_id: str
     size: int  # bytes of body
-    repaired: Sequence[str] = ()  # rules that changed the prompt
+    prompt_changes: Sequence[str] = ()  # rules that changed the prompt
     is_conversation: bool = False  # `session` names a conversation; else a user, with several at a time
     verbatim: Mapping[str, Any] | None = None  # the body with prefix breakers, if any
     dialect_headers: Mapping[str, str] = field(default_factory=dict)  # the caller's, for backends of the same dialect
@@ -291,13 +292,14 @@ def parse(
     session, is_conversation = "", False
     if not (headers.keys().isdisjoint(_SESSION_HEADERS) and _SESSION_MEMBERS.isdisjoint(parsed.members)):
         session, is_conversation = _session(headers, parsed.members)
+    effort = reasoning_effort(body) if has_rare else ""
     traceparent = headers.get("traceparent", "")[:128]
     return InferenceRequest(
         operation=operation,
         body=body,
         withheld=withheld,
         verbatim=verbatim,
-        repaired=() if verbatim is None else STRIPPED,
+        prompt_changes=() if verbatim is None else STRIPPED,
         prompt=parsed.prompt,
         model=parameters.model,
         stream=parameters.stream,
@@ -309,7 +311,8 @@ def parse(
         json_schema=parameters.json_schema,
         user_turns=parsed.user_turns,
         images=parsed.images,
-        reasoning_effort=reasoning_effort(body) if has_rare else "",
+        members={EFFORT: effort} if effort else {},
+        job_class=effort and class_of(effort),
         priority=_integer(headers, "x-priority") if hinted else 0,
         traceparent=traceparent,
         baggage=_baggage(headers.get("baggage", "")) if traceparent else "",

@@ -38,20 +38,24 @@ def nothing_known(pool: str) -> Facts:
     return _NOTHING_KNOWN
 
 
+def nobody(pool: str) -> str:
+    return ""
+
+
 @dataclass(frozen=True, slots=True)
 class Servers:
-    """Servers by pool. `native`: operations spoken; `facts`: facts of the request's model; `makers`: digests of account
+    """Servers by pool. `native`: operations spoken; `facts`: facts of the request's model; `maker`: digest of account
     and model. `attributed`: pools whose servers read a client's line at the head of the prompt."""
 
     native: Mapping[str, frozenset[Operation]] = field(default_factory=dict)
     facts: Callable[[str], Facts] = nothing_known
-    makers: Mapping[str, str] = field(default_factory=dict)
+    maker: Callable[[str], str] = nobody
     attributed: frozenset[str] = frozenset()
 
     def of(self, pool: str, spoken: frozenset[Operation], facts: Facts | None = None) -> Server:
         """Servers of a pool. `facts`: overrides the facts of the request's model."""
         known = self.facts(pool) if facts is None else facts
-        return Server(spoken, known, self.makers.get(pool, ""), pool in self.attributed)
+        return Server(spoken, known, self.maker(pool), pool in self.attributed)
 
 
 NO_SERVERS = Servers()
@@ -72,14 +76,14 @@ class OperationFit:
         the caller has sent it."""
         if signs is None or self.lacking or signs.holds(request.body, written):
             return False
-        return not self._has_state(request, written)
+        return not (request.has_turn_state or self.holds_state(request.operation, written))
 
     def work(
         self, request: InferenceRequest, route: Route, servers: Servers, written: bytes
     ) -> Callable[[], None] | None:
         """The fit of a request, which may take long; None: every pool gets the body as it is. `written`: the body as
         the caller has sent it."""
-        has_state = self._has_state(request, written)
+        has_state = request.has_turn_state or self.holds_state(request.operation, written)
         is_native = not self.lacking and all(request.operation in servers.native[pool] for pool in route.pools)
         if is_native and not has_state and not self.concerns(request, route, servers, written):
             return None
@@ -88,9 +92,6 @@ class OperationFit:
     def concerns(self, request: InferenceRequest, route: Route, servers: Servers, written: bytes) -> bool:
         """True where a pool that speaks the request's dialect may need another body."""
         return self.bodies.concerns(request, [servers.facts(pool) for pool in route.pools], _author(route), written)
-
-    def _has_state(self, request: InferenceRequest, written: bytes) -> bool:
-        return request.has_turn_state or self.holds_state(request.operation, written)
 
     def holds_state(self, operation: Operation, body: bytes) -> bool:
         """The history has state that a provider has tied to a turn, as far as the gateway knows its maker."""

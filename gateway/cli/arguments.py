@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
 MAX_WORKERS = 256  # as gateway.config.models, whose import takes too long for a command line
-MAX_WINDOW = 60  # minutes that the gateway can compare, as gateway.observe.slow_counts
+MAX_WINDOW = 60  # minutes that the gateway can compare, as gateway.observe.slow_requests
 WORKERS_HELP = "processes that share the port (default: server.workers)"
 ORDERS = ("configured", "worst", "traffic", "name")  # of `top`, as gateway.cli.top_tables.Sort
 WINDOWS = ("now", "5m", "1h")  # of `top`, as gateway.cli.top_tables.WINDOWS

@@ -21,6 +21,7 @@ from gateway.cli.tables import aligned
 from gateway.cluster.redis_client import Unavailable
 from gateway.config import schema as schemas
 from gateway.config.config_errors import ConfigError, nearest
+from gateway.config.kept_facts import left_files
 from gateway.config.loading import load, load_without_secrets
 from gateway.config.models import Config, Key
 from gateway.config.notes import duration, notes
@@ -44,6 +45,8 @@ def check(args: argparse.Namespace) -> int:
         print(f"ok, but for values that nothing can stand for: set the variables of {', '.join(unset)}")
         return 0
     print(report(config))
+    for line in left_files():
+        print(f"note: {line}")
     if unset:
         print(f"note: not checked, as the variable is not set: {', '.join(unset)}")
     if config.state.dir is not None:

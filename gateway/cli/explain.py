@@ -10,7 +10,7 @@ import argparse
 import asyncio
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -23,12 +23,12 @@ from gateway.api import inference_request as ingress
 from gateway.api.api_error import ApiError
 from gateway.api.operation_fit import OperationFit
 from gateway.cli.gateway_client import ask_admin, authorization, key_in
-from gateway.cli.tables import aligned, shortened, wrapped
+from gateway.cli.tables import aligned, printable, shortened, wrapped
 from gateway.config.config_errors import ConfigError, file_errors
 from gateway.config.loading import load
 from gateway.config.models import Config
-from gateway.decider import Decider
 from gateway.part_list import CONFIG
+from gateway.request_steps import Decider
 from gateway.runtime import build_runtime, routes_of, tokenizers
 from gateway.strict_json import BadJson, decode, encode
 from gateway.tokenize.estimator import Estimator
@@ -108,9 +108,20 @@ def decision_table(reply: Mapping[str, Any]) -> str:
         lines += ["", "rejected"]
     for found in reply["rejected"]:
         lines += _wrapped(f"{found['endpoint'] or found['pool']} (tier {found['tier']}): {found['reason']}", "   ")
+    if learned := [*_learned(reply)]:
+        lines += ["", "learned by refusals", *learned]
     if believed := reply.get("believed"):
         lines += ["", "believed", *_believed(believed)]
     return "\n".join(lines)
+
+
+def _learned(reply: Mapping[str, Any]) -> Iterator[str]:
+    """Lines of the lessons on what the pools would be asked for, of a running gateway."""
+    for pool, asked in reply.get("pools", {}).items():
+        for each in asked.get("lessons", ()):
+            if (each["model"], each["operation"]) == (asked["model"], asked["operation"]):
+                whom = "all callers" if each["callers"] == "all" else f"{each['callers']} of the callers"
+                yield from _wrapped(printable(f"{pool}: {each['lesson']}, for {whom}, for {each['left_s']} s"), "   ")
 
 
 def _believed(by_endpoint: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:

@@ -14,21 +14,26 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields
 from datetime import date
 from enum import Enum
+from http.client import HTTPException, IncompleteRead
 from pathlib import Path
+from time import monotonic
 from typing import Any
-from urllib.error import URLError
+from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 
 import msgspec
 
 from backends.facts import refreshed
+from backends.facts.fact_checks import LARGEST, BadFacts
 from backends.facts.fact_rows import APIS, MODELS, Document, apis, in_use, is_refreshed, read_on
 from backends.facts.listed_price import ListedPrice, in_force
 from backends.facts.lookup import LIKE, Origin, facts_of, is_fact, listed_prices, model_row, origins
 from backends.facts.model_facts import Facts
 from backends.facts.priors import prior_ttft
-from gateway.cli.tables import aligned
+from gateway.cli.learned_facts import learned
+from gateway.cli.tables import printable, terminal_width, within, wrapped
 from gateway.config.config_errors import ConfigError, nearest
+from gateway.config.kept_facts import left_files
 from gateway.config.loading import load
 from gateway.config.models import Config
 from gateway.config.pool_section import PoolSection
@@ -40,6 +45,7 @@ from policies.types import Price
 PATIENCE = 30.0  # s for a URL
 ANY = "compatible"  # API of a model whose family is of no API
 PREFIX = "sha256:"
+RELOAD = "a running gateway reads it at its next reload: send SIGHUP, or POST /reload to its admin port"
 Row = tuple[str, str, str]
 
 
@@ -47,7 +53,9 @@ def facts(args: argparse.Namespace) -> int:
     """Run `show` or `update` and print the result. Raises ConfigError for every mistake of the operator."""
     config = load(args.files, os.environ, CONFIG) if args.files else None
     if args.action == "show":
-        print("\n".join(shown(args.model, args.pool, config)))
+        width = terminal_width()
+        lessons = [] if args.admin is None else learned(args.admin, args.model, args.pool, width)
+        print("\n".join([*shown(args.model, args.pool, config, width), *lessons]))
     else:
         print("\n".join(updated(args.source, args.digest, config)))
     return 0
@@ -56,8 +64,8 @@ def facts(args: argparse.Namespace) -> int:
 # ---------------------------------------------------------------- show
 
 
-def shown(model: str, pool: str | None, config: Config | None) -> list[str]:
-    """Table of known facts, and a line that lists unknown facts."""
+def shown(model: str, pool: str | None, config: Config | None, width: int | None = None) -> list[str]:
+    """Table of known facts, and a line that lists unknown facts. `width`: columns at most; None: a line for each."""
     api, own = (_api_of(model), {}) if pool is None else _of_pool(pool, config)
     believed, whence = facts_of(api, model, own), origins(api, model, own)
     rows = [(name, _text(getattr(believed, name)), _whence(whence[name], own)) for name in _stated(whence, own)]
@@ -69,12 +77,16 @@ def shown(model: str, pool: str | None, config: Config | None) -> list[str]:
     prices = _prices(api, model) if pool is None or config is None else _prices_of_pool(config.pools[pool])
     rows += prices
     unknown = ", ".join([name for name in FACT_NAMES if name not in whence] + ([] if prices else ["price"]))
-    return [f"{model} at {api}", *aligned([("fact", "value", "whence"), *rows]), f"nothing is known of: {unknown}"]
+    last = [f"nothing is known of: {unknown}", *left_files()]
+    lines = last if width is None else [line for text in last for line in wrapped(text, width)]
+    return [f"{model} at {api}", *within([("fact", "value", "whence"), *rows], width), *lines]
 
 
 def _prices_of_pool(section: PoolSection) -> list[Row]:
     if "price" in section.model_fields_set:
         return _priced("", section.price.model_dump(exclude_none=True), "pool: price")
+    if not section.model or section.models:
+        return [("price", "none: callers choose the model", "pool: write its price")]
     return [] if section.price_in_force == Price() else _prices(section.api, section.model)
 
 
@@ -163,19 +175,16 @@ def updated(source: str, digest: str | None, config: Config | None) -> list[str]
     folder = _state_dir(config)
     text = _read(source, digest)
     try:
-        name, document = refreshed.checked(text)
-        before = in_use(name)
-        refreshed.check_newer(name, document)
-        refreshed.check_together({**refreshed.all_in_use(), name: document})
-    except refreshed.BadFacts as error:
+        name, document = refreshed.checked_newer(text)
+    except BadFacts as error:
         raise ConfigError([f"{source}: {error}; what there is is kept"]) from None
-    path = refreshed.path_of(folder, name)
+    path, before = refreshed.path_of(folder, name), in_use(name)
     try:
         replace_file(path, text)
     except OSError as error:
-        raise ConfigError([f"{path}: {error.strerror}; make state.dir writable"]) from None
-    head = f"{path}: {name} as read on {document['read']}, in place of {before['read']}; load the gateway's files again"
-    return [head, *changes(before, document)]
+        raise ConfigError([f"{path}: {error.strerror or error}; make state.dir writable"]) from None
+    head = f"{path}: {name} as read on {document['read']}, in place of {before['read']}"
+    return [head, *changes(before, document), RELOAD]
 
 
 def changes(before: Document, after: Document) -> list[str]:
@@ -212,10 +221,12 @@ def _state_dir(config: Config | None) -> str:
 
 def _read(source: str, digest: str | None) -> bytes:
     """Raises ConfigError where there is nothing to read, or something else than the digest is of."""
-    is_url = source.startswith(("https://", "http://"))
+    is_url = source.lower().startswith(("https://", "http://"))
     if is_url and digest is None:
         raise ConfigError([f"{source}: a URL vouches for nothing: add --digest sha256:... of its contents"])
     text = _fetched(source) if is_url else _file_of(Path(source))
+    if len(text) > LARGEST:
+        raise ConfigError([f"{source}: longer than {LARGEST >> 20} MB; what there is is kept"])
     found = PREFIX + hashlib.sha256(text).hexdigest()
     if digest is not None and found != f"{PREFIX}{digest.removeprefix(PREFIX).lower()}":
         raise ConfigError([f"{source}: its digest is {found}, not {digest}; what there is is kept"])
@@ -223,16 +234,39 @@ def _read(source: str, digest: str | None) -> bytes:
 
 
 def _fetched(url: str) -> bytes:
+    """The contents of a URL, with redirects followed: the digest vouches for what comes. Raises ConfigError."""
     try:
         with urlopen(url, timeout=PATIENCE) as reply:
-            return bytes(reply.read(refreshed.LARGEST + 1))
-    except (URLError, OSError, ValueError) as error:
-        raise ConfigError([f"{url}: {error}; what there is is kept"]) from None
+            return _all_of(reply, monotonic() + PATIENCE)
+    except (OSError, ValueError, HTTPException) as error:
+        raise ConfigError([f"{url}: {_failure(error)}; what there is is kept"]) from None
+
+
+def _all_of(reply: Any, deadline: float) -> bytes:
+    text = bytearray()
+    while (piece := reply.read1(1 << 16)) and len(text) <= LARGEST:
+        text += piece
+        if monotonic() > deadline:
+            raise TimeoutError
+    if reply.length and len(text) <= LARGEST:
+        raise IncompleteRead(b"", reply.length)
+    return bytes(text)
+
+
+def _failure(error: Exception) -> str:
+    """Describes the failure of a URL in one line."""
+    reason = error.reason if isinstance(error, URLError) and not isinstance(error, HTTPError) else error
+    if isinstance(reason, TimeoutError):
+        return f"no whole answer within {PATIENCE:g} s"
+    if isinstance(reason, IncompleteRead):
+        return "the answer ended before its end"
+    said = " ".join(printable(str(reason)).split())[:200]
+    return said or type(reason).__name__
 
 
 def _file_of(path: Path) -> bytes:
     try:
-        text = read_regular(path, refreshed.LARGEST)
+        text = read_regular(path, LARGEST)
     except (OSError, NotAFile) as error:
         raise ConfigError([f"{path}: {error}"]) from None
     if text is None:

@@ -267,6 +267,8 @@ def _add_facts(facts: argparse.ArgumentParser) -> None:
     show.add_argument("model", metavar="MODEL")
     show.add_argument("--pool", metavar="NAME", help="as this pool of the configuration believes (default: none)")
     show.add_argument("--config", dest="files", help="with its pools and newer facts (default: none)", **FILES)
+    learned = "with what a running gateway has learned, by its admin port (default: none)"
+    show.add_argument("--admin", type=address, metavar="URL", help=learned)
     update = actions.add_parser("update", help="check a newer file of facts, and keep it in state.dir")
     update.add_argument("--from", dest="source", metavar="FILE|URL", required=True, help="models.yaml or apis.yaml")
     update.add_argument("--digest", metavar="sha256:...", help="of its contents; a URL needs it (default: none)")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Sequence
+from itertools import zip_longest
+from shutil import get_terminal_size
 from textwrap import wrap
 
 
@@ -13,6 +16,32 @@ def aligned(rows: Sequence[tuple[str, ...]], left: Collection[int] | None = None
         width = max(map(len, column))
         columns.append([cell.ljust(width) if left is None or at in left else cell.rjust(width) for cell in column])
     return ["  ".join(cells).rstrip() for cells in zip(*columns, strict=True)]
+
+
+def within(rows: Sequence[tuple[str, ...]], width: int | None) -> list[str]:
+    """Rows of a text table of a bounded width: the first column stays, the longest of the others wrap within theirs.
+    None: a line for each row."""
+    if width is None:
+        return aligned(rows)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    room = max(width - widths[0] - 2 * (len(widths) - 1), 12 * (len(widths) - 1))
+    while sum(widths[1:]) > room:
+        longest = max(range(1, len(widths)), key=widths.__getitem__)
+        others = sum(widths[1:]) - widths[longest]
+        second = max((each for at, each in enumerate(widths) if at not in (0, longest)), default=0)
+        widths[longest] = max(room - others, min(second, widths[longest]) - 1)
+    return [line for row in rows for line in _folded(row, widths)]
+
+
+def _folded(row: tuple[str, ...], widths: Sequence[int]) -> list[str]:
+    cells = [wrap(cell, width, break_on_hyphens=False) or [""] for cell, width in zip(row, widths, strict=True)]
+    lines = zip_longest(*cells, fillvalue="")
+    return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
+
+
+def terminal_width() -> int | None:
+    """Columns of the terminal that the output goes to; None: it goes to a file or a pipe."""
+    return get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def wrapped(text: str, width: int, indent: str = "") -> list[str]:

@@ -22,10 +22,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from backends.catalog import KINDS
-from backends.facts import refreshed
 from gateway.config.config_errors import ConfigError, Problem, SourceLocation, did_you_mean, dotted
 from gateway.config.config_errors import Path as KeyPath
 from gateway.config.field_types import authority
+from gateway.config.kept_facts import use_kept
 from gateway.config.models import SMALLEST_FILE, Config
 from gateway.config.name_conflicts import names
 from gateway.config.schema import messages
@@ -72,7 +72,7 @@ def _use_facts(document: Document) -> None:
     """Newer facts of `state.dir` hold before the sections are checked, which may name a model of theirs."""
     state = document.data.get("state")
     folder = state.get("dir") if isinstance(state, dict) else None
-    refreshed.use(folder if isinstance(folder, str) else None)
+    use_kept(folder if isinstance(folder, str) else None)
 
 
 def _checked(document: Document, kind: type[Config]) -> tuple[Config | None, list[Problem]]:

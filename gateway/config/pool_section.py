@@ -17,7 +17,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 
 from backends.catalog import KINDS, BackendKind
 from backends.facts.fact_rows import edition
-from backends.facts.lookup import LIKE, api_of, facts_of, maker_at, model_row, with_overrides
+from backends.facts.lookup import LIKE, api_of, facts_of, is_known, maker_at, with_overrides
 from backends.facts.model_facts import Facts
 from backends.facts.priors import prior_ttft
 from backends.http.tls_files import TlsFiles
@@ -29,6 +29,7 @@ from gateway.config.endpoint_section import Discovered, EndpointAddress, Endpoin
 from gateway.config.field_types import Positive, Section, authority, written
 from gateway.config.price_section import PriceSection, listed, today, with_speeds
 from policies import types as facts
+from policies.adapters.adapter_slots import AdapterFacts
 
 CALLER = "caller"  # in place of a key
 RANKS = ("vllm", "simulated")  # backends with data-parallel ranks behind one URL
@@ -88,8 +89,8 @@ class AdaptersSection(Section):
     """Time that a server takes to load another one, until learned."""
 
     @property
-    def facts(self) -> facts.AdapterFacts:
-        return facts.AdapterFacts(frozenset(self.names), self.slots, self.load)
+    def facts(self) -> AdapterFacts:
+        return AdapterFacts(frozenset(self.names), self.slots, self.load)
 
 
 class KeepWarm(Section):
@@ -218,7 +219,7 @@ class PoolSection(Section):
             self._check_adapters(self.adapters)
         self._check_servers()
         like = self.accepts.get(LIKE)
-        if like is not None and model_row(self.api, like) is None:
+        if like is not None and not is_known(self.api, like):
             raise ValueError(f"nothing is known of '{like}' at {self.api}; write the name of a model in accepts.like")
         self._listed = self._listed_on(today())
         return self
@@ -275,6 +276,17 @@ class PoolSection(Section):
     def caller_keys(self) -> bool:
         """Each caller's own key is passed on."""
         return self.api_key.get_secret_value() == CALLER
+
+    @property
+    def keeps_groups_apart(self) -> bool:
+        """The prompt caches of cache groups differ: by a salt, or by the caller's own key, which has a cache of its own
+        at a provider."""
+        return self.kind.dialect.salted or self.caller_keys
+
+    @property
+    def mixes_groups(self) -> bool:
+        """One prompt cache serves keys of any caller."""
+        return self.caller_keys and not self.kind.needs_key
 
     @property
     def credentials(self) -> Sequence[object]:
@@ -394,7 +406,7 @@ class PoolSection(Section):
             price=self.price_in_force,
             block_size=self.block_size,
             concurrent_requests=self.concurrent_requests,
-            adapters=None if self.adapters is None else self.adapters.facts,
+            variants=None if self.adapters is None else self.adapters.facts,
             requests_per_minute=self.requests_per_minute and self.requests_per_minute / processes,
             tokens_per_minute=self.tokens_per_minute and self.tokens_per_minute / processes,
             prior_ttft=prior_ttft(self.api, self.accepts.get(LIKE, self.model)),

@@ -20,14 +20,14 @@ from gateway.admission.auth import ANYONE, Tenant
 from gateway.admission.route_table import RoutedName
 from gateway.api.api_error import ApiError
 from gateway.api.inference_request import InferenceRequest
-from gateway.api.operation_fit import fitted_signs
+from gateway.api.operation_fit import NO_SERVERS, Servers, fitted_signs
 from gateway.downstream.http_request import HttpRequest
 from gateway.observe.timeline import RequestTimeline
 from gateway.runtime import Runtime
+from gateway.upstream.answer import Relay
 from gateway.upstream.answer_hooks import Judge, Mend, Recover
 from gateway.upstream.race import Race
-from gateway.upstream.relay import Relay
-from gateway.upstream.upstream import Upstream
+from gateway.upstream.routed_request import Upstream
 from policies.routes.route import Route
 from policies.types import Decision, PromptEstimate
 
@@ -87,7 +87,7 @@ class Hooks:
     placed: Callable[[Ask], None] | None = None
     # The upstreams as a caller uses them.
     sends: Callable[[HttpRequest, Mapping[str, Upstream]], Mapping[str, Upstream]] | None = None
-    # Returns the shortcoming of a whole answer for which another pool is asked; empty: none.
+    # Judges a whole answer: for an objection another pool is asked.
     judge: Judge | None = None
     # Records an answer from the first token on, and continues a broken answer at another endpoint.
     recover: Recover | None = None
@@ -113,12 +113,14 @@ class DoorPlan:
 @dataclass(frozen=True, slots=True)
 class RoutePlan:
     """A route for requests of one operation. `fitted`: signs of bodies that a pool may need changed, where callers
-    do not name the model; None: a pool always needs a changed body."""
+    do not name the model; None: a pool always needs a changed body. `servers`: of all pools, for requests of the pools'
+    own models."""
 
     runtime: Runtime
     route: Route
     operation: Operation
     fitted: Concerns | None = None
+    servers: Servers = NO_SERVERS
     read: tuple[Callable[[Ask], Awaitable[None]], ...] = ()
     fit: tuple[Callable[[Ask], None], ...] = ()
     admit: tuple[Callable[[Ask], Awaitable[None]], ...] = ()
@@ -192,7 +194,8 @@ class Plans:
 
     def made(self, runtime: Runtime, route: Route, operation: Operation) -> RoutePlan:
         """Build a plan without caching: the Runtime may have another form of the route."""
-        bare = RoutePlan(runtime, route, operation, fitted_signs(operation, route, runtime.servers()))
+        servers = runtime.servers()
+        bare = RoutePlan(runtime, route, operation, fitted_signs(operation, route, servers), servers)
         return replace(bare, **_chains([part.on(bare) for part in self._parts]))
 
     def _follow(self, runtime: Runtime) -> None:

@@ -19,6 +19,7 @@ from gateway.config.models import Config
 from gateway.core.hooks import Hooked
 from gateway.observe.columns import Column
 from gateway.observe.record import Record
+from gateway.observe.recorder import Annotator
 from gateway.runtime import Runtime
 from policies.routes.route import Strict
 
@@ -28,8 +29,9 @@ RecordReader = Callable[[Record], None]
 class Part(Hooked):
     """Base of the gateway's parts; every member has a default.
 
-    `collectors`: metrics of the part for /metrics. `readers`: called with complete Records of ended requests, in
-    batches, after the last byte of an answer; a reader never waits.
+    `collectors`: metrics of the part for /metrics. `annotators`: called in batches, after the last byte of an
+    answer, with the Record of an ended request, the request and the estimate of its prompt: add notes, and never raise.
+    `readers`: called then with the complete Records. Neither ever waits.
     """
 
     # Keys of the configuration that the part adds, each with a default: of every route, of every pool, and of a section
@@ -41,6 +43,7 @@ class Part(Hooked):
 
     columns: ClassVar[Sequence[Column[Record]]] = ()  # of the Record, most often of a `Note` that the part puts there
     collectors: Sequence[Collector] = ()
+    annotators: Sequence[Annotator] = ()
     readers: Sequence[RecordReader] = ()
 
     def __init__(self, core: object) -> None:

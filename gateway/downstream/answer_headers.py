@@ -70,7 +70,7 @@ def gateway_headers(timeline: RequestTimeline, now: float, won: int = 0) -> list
         lines.append(f"x-firsttoken-ttft-budget-ms: {record.budgets.ttft * 1e3:.0f}")
     if record.placed.ttft_p50 is not None:
         lines.append(f"x-firsttoken-ttft-predicted-ms: {record.placed.ttft_p50 * 1e3:.1f}")
-    if record.placed.max_tokens is not None or record.notes or record.asked.repaired:
+    if record.placed.max_tokens is not None or record.notes or record.asked.prompt_changes:
         lines += changes_told(record)
     if record.operation in ANTHROPIC:
         lines.append(f"request-id: {record.request_id}")
@@ -85,8 +85,8 @@ def changes_told(record: Record) -> list[str]:
         lines.append(f"x-firsttoken-max-tokens: {record.placed.max_tokens}")
     if left_out := LEFT_OUT.of(record):
         lines.append(f"x-firsttoken-left-out: {', '.join(left_out)}")
-    if record.asked.repaired:
-        lines.append(f"x-firsttoken-repaired: {', '.join(record.asked.repaired)}")
+    if record.asked.prompt_changes:
+        lines.append(f"x-firsttoken-repaired: {', '.join(record.asked.prompt_changes)}")
     return lines
 
 

@@ -111,9 +111,9 @@ class EndpointPoll:
     async def _read(self, page: HttpCall, body: bytes) -> PollResult:
         backend = self.target.backend
         at, load, model = monotonic(), engine_load(backend.read_load(body)), backend.read_model(body)
-        adapters, slots = backend.read_adapters(body)
-        if adapters or slots:
-            load = replace(load, adapters=adapters, adapter_slots=slots)
+        variants, slots = backend.read_adapters(body)
+        if variants or slots:
+            load = replace(load, variants=variants, variant_slots=slots)
         ranks = backend.other_ranks(body)
         fault = "" if load.running is not None else f"its {page.path} has no series of {backend.kind}"
         if ranks:

@@ -99,8 +99,8 @@ class AttemptRecord:
     status: int = 0  # of the reply; 0: there was none
     cause: str = ""  # of a failure, for the operator: status, the server's code, first line of its message, scrubbed
     engine_kv_tokens: int = 0  # size of the engine's KV cache, by its own report; 0: none
-    region: str = ""  # of the endpoint: where the prompt went, whoever answered
-    charged: bool = True  # to the caller; else bought in vain, by a shortcoming of the gateway
+    locality: str = ""  # of the endpoint: where the prompt went, whoever answered
+    charged: bool = True  # to the caller; else bought in vain, by a fault of the gateway
 
 
 class AskedFacts(NamedTuple):
@@ -109,12 +109,13 @@ class AskedFacts(NamedTuple):
     stream: bool = False
     max_tokens: int | None = None
     choices: int = 1  # answers asked for
-    reasoning_effort: str = ""  # `gateway.api.parsed_body`; empty: it named none
+    members: Mapping[str, str] = {}  # of the body, of the caller's words: those that conditions of tiers test
+    job_class: str = ""  # of requests that are learned of together
     sent_before: float | None = None  # s from the sending to the arrival, by the sender's clock (`x-request-start`)
     session: int = 0  # as a hash that is never shown; 0: none is named
     conversation: str = ""  # digest of the name that the caller gives it, for traces alone; empty: it names none
     service_tier: Any = None  # for traces alone
-    repaired: Sequence[str] = ()  # rules that changed the prompt
+    prompt_changes: Sequence[str] = ()  # rules that changed the prompt
 
 
 class Budgets(NamedTuple):
@@ -132,7 +133,7 @@ class Placed(NamedTuple):
     tier: int | None = None
     chance: float | None = None
     scorer: str = ""
-    external_refused: bool = False  # an API was left out because of `limits.external`
+    rejected: frozenset[str] = frozenset()  # kinds of rejections that hold for now only
     max_tokens: int | None = None  # as sent, where the caller's exceed the context window or the route's limit
     prompt_tokens: int | None = None  # estimated
     cached_tokens: int | None = None  # predicted

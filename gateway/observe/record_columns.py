@@ -10,8 +10,10 @@ from base64 import b64encode
 from collections.abc import Sequence
 
 from gateway.observe.columns import MS, Column, Columns, ms
-from gateway.observe.part_notes import CAUSES, OTHERS, PREFIX_DOCTOR, Own
+from gateway.observe.part_notes import CAUSES, OTHERS, Own
 from gateway.observe.record import STAGE_NAMES, AttemptRecord, Record, goodput_met
+from policies.external_share.external_share import EXTERNAL_LIMIT
+from policies.routes.when import EFFORT
 from policies.types import SLOWER_TIERS
 
 
@@ -41,7 +43,7 @@ ATTEMPT: tuple[Column[AttemptRecord], ...] = (
     Column("status", "", lambda a: a.status, "of the reply; 0: there was none"),
     Column("cause", "", lambda a: a.cause, "of a failure: status, the server's code, first line of its message"),
     Column("engine_kv_tokens", "tokens", lambda a: a.engine_kv_tokens, "of the engine's KV cache; 0: not reported"),
-    Column("region", "", lambda a: a.region, "of the endpoint"),
+    Column("region", "", lambda a: a.locality, "of the endpoint"),
 )
 
 REQUEST: Own = (
@@ -57,7 +59,7 @@ REQUEST: Own = (
     Column("max_tokens", "tokens", lambda e: e.asked.max_tokens, "output limit that the caller asked for"),
     Column("max_tokens_lowered", "tokens", lambda e: e.placed.max_tokens, "output limit as sent, where it is lower"),
     Column("choices", "", lambda e: e.asked.choices, "answers asked for"),
-    Column("reasoning_effort", "", lambda e: e.asked.reasoning_effort, "as the caller asked; empty: not named"),
+    Column("reasoning_effort", "", lambda e: e.asked.members.get(EFFORT, ""), "as the caller asked; empty: not named"),
 )
 OUTCOME: Own = (
     Column("end", "", lambda e: e.end, "outcome of the request", csv=4),
@@ -70,9 +72,14 @@ DECISION: Own = (
     Column("pool", "", lambda e: e.endpoint.pool, "last chosen pool"),
     Column("model", "", lambda e: e.answer.model, "model of the answer, as sent to the server"),
     Column("endpoint", "", lambda e: e.endpoint.id, "last chosen endpoint", csv=3),
-    Column("region", "", lambda e: e.endpoint.region, "of the endpoint"),
+    Column("region", "", lambda e: e.endpoint.locality, "of the endpoint"),
     Column("chance", "", lambda e: e.placed.chance, "probability of the deadline, when it was decided"),
-    Column("external_refused", "", lambda e: e.placed.external_refused, "an API was left out by `limits.external`"),
+    Column(
+        "external_refused",
+        "",
+        lambda e: EXTERNAL_LIMIT.value in e.placed.rejected,
+        "an API was left out by `limits.external`",
+    ),
     Column(
         "prompt_tokens_estimated",
         "tokens",
@@ -141,7 +148,7 @@ ANSWER: Own = (
 
 PROMPT: Own = (
     Column("prefix", "", lambda e: _landmarks(e.prefix), "a salted hash for each 512 tokens of the prompt, in base64"),
-    Column("repaired", "", lambda e: e.asked.repaired, "rules that changed the prompt"),
+    Column("repaired", "", lambda e: e.asked.prompt_changes, "rules that changed the prompt"),
 )
 GROUPS = {
     "Request": REQUEST,
@@ -152,7 +159,6 @@ GROUPS = {
     "Answer": ANSWER,
     "Prompt": PROMPT,
     "Causes": CAUSES,
-    "Prefix doctor": PREFIX_DOCTOR,
     "Other parts": OTHERS,
 }
 RECORD = Columns(column for group in GROUPS.values() for column in group)

@@ -2,7 +2,7 @@
 
 Rules:
 - At the end of a request `sinks` learn from it, its quota is settled, and if it was slow its cause is found while its
-  neighbours are known. All else waits for a batch: usual values, the prefix doctor, and `batch_sinks`.
+  neighbours are known. All else waits for a batch: usual values, `annotators`, and `batch_sinks`.
 - A batch is of up to BATCH requests: code and tables are then in the processor's caches, and a request costs less than
   half of the time. `flush` ends a batch at once, for whoever reads its results.
 - A batch is kept for LINGER at most, and is bounded in messages and bytes, as it keeps the prompts.
@@ -19,38 +19,41 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from time import monotonic, time
 
+from gateway.api.inference_request import InferenceRequest
 from gateway.observe.metrics.loop_lag import LoopLag
 from gateway.observe.part_notes import DIAGNOSIS
-from gateway.observe.prefix_doctor import PrefixDoctor
 from gateway.observe.record import Record, RequestOutcome
 from gateway.observe.slow_requests import SlowRequests, missed_objective
 from gateway.observe.timeline import UNWATCHED, RequestTimeline
+from policies.types import PoolEstimate
 
 log = logging.getLogger("firsttoken")
 
 Sink = Callable[[Record], None]
+Annotator = Callable[[Record, InferenceRequest | None, PoolEstimate | None], None]  # the prompt as estimated
 
 RECENT = 500  # Records kept for GET /requests: 1 MB, the size of a core's cache
 BATCH = 16  # requests
 LINGER = 0.05  # s
-MESSAGES = 256  # of the prompts of a batch: the doctor takes 3 us each
+MESSAGES = 256  # of the prompts of a batch: an annotator takes 3 us each
 BYTES = 1_000_000  # likewise
 
 
 class Recorder:
-    """`lag`: of the event loop that serves requests; `doctor`: follows prompts. `batch_sinks`: get complete Records."""
+    """`lag`: of the event loop that serves requests. `annotators`: add notes to the Record of an ended request,
+    whose prompt is still known. `batch_sinks`: get complete Records."""
 
     def __init__(
         self,
         sinks: Iterable[Sink] = (),
         batch_sinks: Iterable[Sink] = (),
         lag: LoopLag = UNWATCHED,
-        doctor: PrefixDoctor | None = None,
+        annotators: Iterable[Annotator] = (),
     ) -> None:
-        self.doctor = doctor or PrefixDoctor()
         self.recent: deque[Record] = deque(maxlen=RECENT)
         self.missed: deque[Record] = deque(maxlen=RECENT)  # the latest with a cause, when `recent` has moved on
         self.sinks: list[Sink] = [self.recent.append, *sinks]
+        self.annotators: list[Annotator] = [*annotators]
         self.batch_sinks: list[Sink] = [*batch_sinks]
         self.lag = lag
         self.lives: set[RequestTimeline] = set()  # requests in progress
@@ -120,7 +123,8 @@ class Recorder:
         records = list[Record]()
         for timeline in ended:
             record = timeline.record
-            self.doctor.on_ended(record, timeline.request, timeline.prompt)
+            for annotate in self.annotators:
+                annotate(record, timeline.request, timeline.prompt)
             record.decision = None  # kept with the recent Records, it would be memory outside every cache
             records.append(record)
         _give(records, self.batch_sinks)

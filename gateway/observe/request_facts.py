@@ -18,6 +18,7 @@ from policies.diagnosis.facts import (
     RequestFacts,
     hit_tokens,
 )
+from policies.routes.when import EFFORT
 from policies.types import NEVER, AttemptOutcome, Candidate, Decision, RejectionKind
 
 COMPARED = 8  # latest other requests, to tell a lost cache from a prompt that broke its own
@@ -48,7 +49,7 @@ def request_facts(
         pool=_pool(record, decision),
         tenant=record.tenant,
         endpoint=record.endpoint.id,
-        region=record.endpoint.region,
+        region=record.endpoint.locality,
         objective=objective,
         over=over_budget(record, objective),
         stream=record.asked.stream,
@@ -66,7 +67,7 @@ def request_facts(
         tpot=record.answer.tpot,
         gap=record.answer.gaps.longest or 0.0,
         thinking=thinking_time(record),
-        effort=record.asked.reasoning_effort,
+        effort=record.asked.members.get(EFFORT, ""),
         unread=_unread(record),
         lag=record.loop_lag,
         forecast=None if candidate is None else candidate.forecast.p50,
@@ -201,16 +202,16 @@ def _places(record: Record) -> frozenset[str]:
 
 
 def _region_ratio(record: Record, recent: Iterable[Record]) -> float | None:
-    if not record.endpoint.region:
+    if not record.endpoint.locality:
         return None
     here, elsewhere = list[float](), list[float]()
     for other in recent:
         if (
             other.route.name == record.route.name
-            and other.endpoint.region
+            and other.endpoint.locality
             and (spent := other.spent[UPSTREAM]) is not None
         ):
-            (here if other.endpoint.region == record.endpoint.region else elsewhere).append(spent)
+            (here if other.endpoint.locality == record.endpoint.locality else elsewhere).append(spent)
     if min(len(here), len(elsewhere)) < REGIONAL:
         return None
     return median(here[-COMPARED:]) / max(median(elsewhere), SHORTEST)

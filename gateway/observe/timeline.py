@@ -51,12 +51,12 @@ from policies.types import (
     PoolEstimate,
     PrefixBlocks,
     PromptEstimate,
-    RejectionKind,
 )
 
 LANDMARK = 512  # tokens between two block hashes in a Record
 RATE_LIMITED = AttemptOutcome.RATE_LIMITED
 NO_BLOCKS = PrefixBlocks()
+NOTHING = frozenset[str]()
 UNWATCHED = LoopLag()  # of an event loop without measurement
 
 
@@ -78,11 +78,6 @@ class RequestTimeline:
         self._cap: int | None = None  # of the route, where the caller asks for more
         self._is_queued = False  # the queue stage is closed
         self._lag = lag
-
-    @property
-    def mark(self) -> float:
-        """End of the last closed stage, the start of the next."""
-        return max(self._mark, self.stamps[-1][1]) if self.stamps else self._mark
 
     def end_stage(self, stage: Stage) -> None:
         """Close `stage` now."""
@@ -120,9 +115,6 @@ class RequestTimeline:
         if trace is not None:
             record.trace_id = trace.id
 
-    def authorized(self, tenant: str) -> None:
-        self.record.tenant = tenant
-
     def routed(self, request: InferenceRequest, route: Route) -> None:
         """Note what was asked, and the budgets. Labels come from the configuration only: no caller can create a metric
         series."""
@@ -134,12 +126,13 @@ class RequestTimeline:
             stream=request.stream,
             max_tokens=asked,
             choices=request.choices,
-            reasoning_effort=request.reasoning_effort,
+            members=request.members,
+            job_class=request.job_class,
             sent_before=None if request.sent_at is None else sent_before(request.sent_at, record.wall),
             session=hash((record.tenant, request.session)) if request.session else 0,
             conversation=_digest(request.session) if request.is_conversation else "",
             service_tier=request.body.get("service_tier"),
-            repaired=request.repaired,
+            prompt_changes=request.prompt_changes,
         )
         ttft, total = route.ttft_budget(request.ttft_budget), route.total.budget if route.total else None
         if ttft == FOREVER and total is None and (by := route.done_within(request.by)) != FOREVER:
@@ -153,9 +146,9 @@ class RequestTimeline:
         if not record.trace_id and request.traceparent and (caller := parent(request.traceparent)) is not None:
             record.trace_id = caller.id  # with tracing off, the id of the caller's own trace
 
-    def repaired(self, rules: Sequence[str]) -> None:
+    def prompt_changed(self, rules: Sequence[str]) -> None:
         """Note the rules that have changed the prompt since it was routed."""
-        self.record.asked = self.record.asked._replace(repaired=rules)
+        self.record.asked = self.record.asked._replace(prompt_changes=rules)
 
     def estimated(self, request: InferenceRequest, route: Route, estimate: PromptEstimate) -> None:
         """Note the prompt, which a request that is refused has too, and its TTFT budget, where the route's grows; the
@@ -182,9 +175,7 @@ class RequestTimeline:
         if (chosen := decision.chosen) is not None:
             self._predicted(decision, chosen, decision.at)
         else:
-            record.placed = record.placed._replace(
-                scorer=decision.scorer, external_refused=_is_external_refused(decision)
-            )
+            record.placed = record.placed._replace(scorer=decision.scorer, rejected=_rejected(decision))
         return decision
 
     def held(self, at: float, by_rule: Mapping[str, float]) -> None:
@@ -214,7 +205,7 @@ class RequestTimeline:
             tier=candidate.tier,
             chance=candidate.probability,
             scorer="" if decision is None else decision.scorer,
-            external_refused=decision is not None and bool(decision.rejected) and _is_external_refused(decision),
+            rejected=NOTHING if decision is None or not decision.rejected else _rejected(decision),
             max_tokens=None if decision is None else decision.output_limits.get(candidate.endpoint.pool, self._cap),
             prompt_tokens=candidate.prompt_tokens,
             cached_tokens=candidate.hit,
@@ -349,7 +340,7 @@ class RequestTimeline:
     def finished(self, end: RequestOutcome, at: float, error: str = "") -> None:
         """The last byte is out, or nothing more will be."""
         record = self.record
-        record.prefix = landmarks(self._blocks)
+        record.prefix = landmarks(self._blocks) if self._blocks.hashes else ()
         if record.ttft is not None:
             self.stamps.append((STREAM, at))
         else:
@@ -379,8 +370,8 @@ def landmarks(blocks: PrefixBlocks) -> Sequence[int]:
     return blocks.hashes[step - 1 :: step]
 
 
-def _is_external_refused(decision: Decision) -> bool:
-    return any(each.kind is RejectionKind.EXTERNAL_LIMIT for each in decision.rejected)
+def _rejected(decision: Decision) -> frozenset[str]:
+    return frozenset(each.kind.value for each in decision.rejected if not each.kind.is_lasting)
 
 
 def _digest(name: str) -> str:

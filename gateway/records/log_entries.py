@@ -15,7 +15,7 @@ from typing import Any
 from policies.prefix_doctor.break_class import BreakClass
 from policies.prefix_doctor.lineage import Lineage, PrefixBreak
 from policies.prefix_doctor.prefix_ledger import BreakCost, LedgerEntry
-from policies.prefix_doctor.prompt_outline import EMPTY, PARTS, Composition
+from policies.prompt_outline import EMPTY, PARTS, Composition
 
 REMEMBERED = 20_000  # sessions and templates of a log, of which the last prompt is kept
 

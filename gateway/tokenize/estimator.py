@@ -100,8 +100,8 @@ class Estimator:
         configs = self._configs if text.prompt.media else self._text_configs
         names: dict[TokenizerConfig, list[str]] = {}
         for pool in text.pools:
-            adapter = text.adapters.get(pool)
-            config = configs[pool] if adapter is None else configs[pool]._replace(adapter=adapter)
+            variant = text.variants.get(pool)
+            config = configs[pool] if variant is None else configs[pool]._replace(variant=variant)
             names.setdefault(config, []).append(pool)
         return names
 
@@ -114,8 +114,8 @@ class Estimator:
             blocks,
             round(end.text),
             text.prompt.messages,
-            position.config.adapter,
-            effort=text.effort,
+            position.config.variant,
+            job_class=text.job_class,
             margin=ceil(end.margin * tokens / end.tokens) if end.margin else 0,
             counted_text=partial(self._reader.counted_text, position.digest),
             outline=partial(self._reader.outline, position, text, tokens, blocks),

@@ -15,8 +15,8 @@ Prefix blocks are chained hashes of a prompt's text, by which a prefix in an eng
 BLOCK_BYTES consecutive bytes of the rendered prompt; its hash covers the hash of the block before, so equal hash means
 equal prompt up to there. Blocks are of text, not of tokens: a prompt that nobody has sent before has its blocks at
 once, whatever the tokenizer. Rules:
-- The first block covers a hash of the cache group, so tenants of different groups share no block, and of the LoRA
-  adapter, which engines hash into their blocks too. Hashes depend on nothing else: replicas of the gateway agree on
+- The first block covers a hash of the cache group, so tenants of different groups share no block, and of the model's
+  variant, which engines hash into their blocks too. Hashes depend on nothing else: replicas of the gateway agree on
   them.
 - A message opens with its role. Token ids, and media, count by their ids. The bytes that mark both occur in no UTF-8.
 - The hash is BLAKE2b with 8 bytes of digest; a block and the hash before it fill one of its input blocks.
@@ -41,8 +41,7 @@ from gateway.tokenize.prompt import Piece, Prompt
 from gateway.tokenize.text_tokens import TextModels, TextShape
 from gateway.tokenize.tokenizers import ID_BYTES, Encoder
 from policies.latency.token_counts import PER_MESSAGE
-from policies.prefix_doctor.break_class import BEFORE, WINDOW, BreakMark, mark
-from policies.prefix_doctor.prompt_outline import (
+from policies.prompt_outline import (
     EMPTY,
     ROLES,
     SYSTEM,
@@ -52,6 +51,7 @@ from policies.prefix_doctor.prompt_outline import (
     PartOutline,
     PartRole,
     PromptOutline,
+    TextWindow,
 )
 from policies.types import PartEnds, PrefixBlocks
 
@@ -74,9 +74,9 @@ class BlockChain:
 
 
 @lru_cache(maxsize=256)
-def start(cache_group: str, adapter: str = "") -> BlockChain:
-    """The empty prompt. A process serves few groups and adapters at a time."""
-    seed = f"{cache_group}\0{adapter}" if adapter else cache_group
+def start(cache_group: str, variant: str = "") -> BlockChain:
+    """The empty prompt. A process serves few groups and variants at a time."""
+    seed = f"{cache_group}\0{variant}" if variant else cache_group
     return BlockChain(b"", _hash(seed.encode()).digest())
 
 
@@ -109,7 +109,7 @@ class TokenizerConfig(NamedTuple):
     tokenizer: str = "o200k_base"
     template: int = int(PER_MESSAGE)  # tokens which the chat template adds to a message
     media: MediaFamily | None = None  # of the model; None for prompts without media, on which pools agree then
-    adapter: str = ""  # LoRA adapter
+    variant: str = ""  # of the model
 
 
 @dataclass(slots=True)
@@ -120,8 +120,8 @@ class PromptText:
     pools: Sequence[str]
     cache_group: str = ""  # digests and counts are shared within the group
     key: str = ""  # API key: name of the learned weights
-    adapters: Mapping[str, str] = field(default_factory=dict)  # LoRA adapter by pool
-    effort: str = ""  # class of the reasoning effort
+    variants: Mapping[str, str] = field(default_factory=dict)  # of the model, by pool
+    job_class: str = ""  # of the request
 
 
 @dataclass(slots=True)
@@ -200,7 +200,7 @@ class PromptReader:
                 break
             found, end = digest, known
             parts.append(known)
-        return Position(config, found, end or Prefix(start(text.cache_group, config.adapter)), parts)
+        return Position(config, found, end or Prefix(start(text.cache_group, config.variant)), parts)
 
     def unread(self, position: Position, text: PromptText) -> int:
         """Work of `read`, in bytes of long text. Opens the next part if it is one text, whose end alone may be new."""
@@ -246,7 +246,7 @@ class PromptReader:
             parts.append(PartOutline(each.part, each.role, each.tokens, each.chain.size))
             digests.append(each.part)
         known = end.composition, end.opening, end.template
-        read = partial(read_mark, text.prompt)
+        read = partial(read_window, text.prompt)
         return PromptOutline(parts, digests, *known, blocks.hashes, blocks.tokens, tokens, read)
 
     def _rest(self, position: Position, text: PromptText) -> Iterator[tuple[int, OpenedPart]]:
@@ -341,27 +341,27 @@ def _prefix_bytes(prefix: Prefix) -> int:
     return PREFIX_OVERHEAD + len(prefix.chain.blocks) + len(prefix.chain.tail) + END_BYTES * len(prefix.ends)
 
 
-# -- marks of breaks -------------------------------------------------------------------------------
-#
-# Reads the window of a prompt around a break: digests of it are all that is kept.
+# -- windows of a prompt -----------------------------------------------------------------------------
 
 
 LARGEST = 1_000_000  # bytes of a prompt of which windows are read: 3 ms
 LARGEST_TOOLS = 200_000  # bytes of tool definitions whose order is told: 10 ms
 
 
-def read_mark(prompt: Prompt, part: int, start: int, block: int) -> BreakMark | None:
-    """The mark of a break at the beginning of `block`, in a part that begins at byte `start`. None: too large."""
+def read_window(prompt: Prompt, part: int, start: int, block: int, before: int, size: int) -> TextWindow | None:
+    """Read `size` bytes of a part that begins at byte `start`, from `before` bytes before `block` on. None: the prompt
+    is too large."""
     if prompt.size > LARGEST:
         return None
     pieces = replace(prompt, decoded={}).pieces(part)  # of a copy: media are counted once
     role = b"" if pieces[0].role is None else ROLE + pieces[0].role.encode()
     spans = (piece.span.encode() if isinstance(piece.span, str) else b"\0" * ID_BYTES for piece in pieces)
-    at = max(block * BLOCK_BYTES - start - BEFORE, 0)
+    at = max(block * BLOCK_BYTES - start - before, 0)
     text = role + b"".join(spans)
     is_definitions = part < len(prompt.sources) - prompt.messages and prompt.messages > 0
     has_order = is_definitions and len(text) <= LARGEST_TOOLS
-    return mark(text[at : at + WINDOW].decode(errors="replace"), tool_set(prompt.sources[part]) if has_order else 0)
+    tools = tool_set(prompt.sources[part]) if has_order else 0
+    return TextWindow(text[at : at + size].decode(errors="replace"), tools)
 
 
 def tool_set(source: Any) -> int:

@@ -14,6 +14,11 @@ Rules:
 - A part that was written cannot be hidden any more. A request ends exactly once: with its answer, or by an error. Where
   nothing was written, that is an ApiError, which the waiting task raises; in a stream an error event; else a body that
   stays incomplete.
+
+The caller's socket: begin, write, pause, stall, end. Nothing is awaited per chunk.
+
+The head is held until the first token, and both go out in one write. From then on every write is a chunk to the caller;
+a read of exactly one chunk keeps its framing. A caller that reads nothing for STALL seconds is disconnected.
 """
 
 from __future__ import annotations
@@ -30,12 +35,90 @@ from backends.stream.sse import JunkFilter, UsageStripper, WholeEvents
 from backends.translation.reply_translation import StreamTranslator
 from gateway.api.dialects import error_event
 from gateway.downstream.answer_headers import answer_head
+from gateway.downstream.http_request import HttpRequest
 from gateway.observe.record import RequestOutcome
 from gateway.refusals import refusal_of
 from gateway.upstream.attempt import BrokenOff, WireAttempt
-from gateway.upstream.relay import Relay
 from gateway.upstream.routed_request import Rewriting, RoutedRequest
 from policies.types import AttemptOutcome
+
+STALL = 60.0  # s with a full buffer unread by the client
+
+
+class Relay:
+    """An answer on the way to a caller."""
+
+    def __init__(self, http: HttpRequest) -> None:
+        self.http = http
+        self.begun = False
+        self.stalled = ""  # the reason for which the caller was disconnected
+        self.chunked = http.http11
+        self._loop = asyncio.get_running_loop()
+        self._writer = http.writer
+        self._transport = http.writer.transport
+        self._pending = http.writer.pending
+        self._stall_timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_paused(self) -> bool:
+        """The caller does not read."""
+        return self._writer.paused
+
+    def begin(self, head: bytes, first: bytes, length: int | None) -> None:
+        """Write the head and the first bytes, in one write. `length`: of the body, where it is known."""
+        http, self.begun = self.http, True
+        self.chunked = http.http11 and length is None
+        committed, http.comments = http.comments is not None and http.comments.stop(), None
+        http.begun = True
+        if not self._transport.is_closing():
+            self._writer.write((b"" if committed else head) + self._frame(first))
+
+    def write(self, data: bytes, framed: bytes = b"") -> None:
+        """Write at once, unless the caller is gone. `framed`: the data with chunk framing; empty: without."""
+        if self._transport.is_closing():
+            return
+        if self._pending:  # of any socket; pending bytes of this socket go first
+            self._writer.flush()
+        if framed and self.chunked:
+            self._transport.write(framed)
+        elif data:
+            self._transport.write(self._frame(data))
+
+    def end(self, last: bytes = b"") -> None:
+        data = self._frame(last) + (b"0\r\n\r\n" if self.chunked else b"")
+        if data and not self._transport.is_closing():
+            self._writer.write(data)
+
+    def abort(self) -> None:
+        """End a body that is incomplete: JSON leaves no other sign."""
+        self._writer.flush()
+        self._transport.abort()
+
+    def _frame(self, data: bytes) -> bytes:
+        return b"%x\r\n%b\r\n" % (len(data), data) if data and self.chunked else data
+
+    # -- a caller that does not read ------------------------------------------------------
+
+    def pause(self) -> None:
+        if self._stall_timer is None:
+            self._stall_timer = self._loop.call_later(STALL, self._disconnect)
+
+    def resume(self) -> None:
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
+
+    def _disconnect(self) -> None:
+        """The loss of the connection cancels the handler, which ends the upstream in turn."""
+        self.stalled = f"the client read nothing for {STALL:g} s"
+        self._transport.abort()
+
+    def release(self) -> None:
+        """Detach from the connection, which may serve another request next."""
+        self._writer.flow_control = None
+        if self._stall_timer is not None:
+            self.resume()
+
 
 KEPT = 64 * 1024  # bytes
 JSON_HEADERS = {"content-type": "application/json"}
@@ -94,7 +177,9 @@ class Answer:
         events."""
         self._filters = self._base = tuple(filters)
         self._translator, self._tap = translator, tap
-        self.only, self._removes_junk = _without_interest_in_tokens(filters), False
+        only = filters[0] if len(filters) == 1 else None
+        self.only = only if isinstance(only, WholeEvents) and type(only) in (WholeEvents, UsageStripper) else None
+        self._removes_junk = False
 
     def begin(self, wire: WireAttempt, first: bytes) -> None:
         """The attempt has won: write the first bytes, unless the answer is written at its end."""
@@ -295,11 +380,6 @@ def _chain(
     if rewriting.masks_counts:
         filters.append(CachedCountMasker())
     return filters, translator if isinstance(translator, StreamTranslator) else None
-
-
-def _without_interest_in_tokens(filters: Sequence[Rewriter]) -> WholeEvents | None:
-    only = filters[0] if len(filters) == 1 else None
-    return only if isinstance(only, WholeEvents) and type(only) in (WholeEvents, UsageStripper) else None
 
 
 def whole_reply(rewriting: Rewriting, reply: bytes) -> bytes | Failure:

@@ -17,13 +17,15 @@ from backends.stream.redaction import Rewriter
 from gateway.api.inference_request import InferenceRequest
 from gateway.upstream.attempt import WireAttempt
 from gateway.upstream.routed_request import RoutedRequest
-from policies.types import Attempt, Candidate
+from policies.types import Attempt, AttemptKind, Candidate
 
 
 class Rest(Protocol):
-    """The rest of a broken answer. `others`: candidates that may write the rest, in order."""
+    """The rest of a broken answer. `others`: candidates that may write the rest, in order; `kind`: of their attempts,
+    which `continues` an answer."""
 
     others: Sequence[Candidate]
+    kind: AttemptKind
 
     async def send(self, wire: WireAttempt, sink: Sink) -> None:
         """Ask the candidate of this attempt for the rest. Called for one attempt after the other."""
@@ -82,9 +84,16 @@ class Recovery(Protocol):
 Recover = Callable[[RoutedRequest], Recovery | None]  # None: no candidate could continue an answer to this request
 
 
-# Returns the shortcoming of a whole answer in the caller's dialect, for which another pool is asked; empty: none. Never
-# raises: an error of the judge must not fail the answer.
-Judge = Callable[[InferenceRequest, bytes], str]
+class Judge(Protocol):
+    """Judges whole answers in the caller's dialect. Never raises: an error of the judge must not fail the answer."""
+
+    def objection(self, request: InferenceRequest, reply: bytes) -> str:
+        """The reason to ask another pool; empty: none."""
+        ...
+
+    def kept(self, routed: RoutedRequest, objection: str) -> None:
+        """The answer is kept while another pool is asked."""
+        ...
 
 
 class Remedy(Enum):
@@ -108,7 +117,7 @@ class Mend(Protocol):
 
 
 class AnswerHooks(Protocol):
-    """Those of a plan, in order. The first that makes a Recovery has the answer; the first shortcoming counts, and the
+    """Those of a plan, in order. The first that makes a Recovery has the answer; the first objection counts, and the
     first remedy."""
 
     @property

@@ -41,13 +41,12 @@ from backends.openai import asks_for_one
 from backends.stream.held_reply import IDENTITY, PAGES, Decompressor, HeldReply, reply_decompressor, unread
 from backends.stream.taps import BodyTap, output_tokens
 from gateway.upstream.attempt_figures import NO_CONSUMPTION, AttemptTimes, Consumption
-from gateway.upstream.routed_request import UNCHANGED, Rewriting
-from gateway.upstream.upstream import EVERYWHERE, Upstream
+from gateway.upstream.routed_request import EVERYWHERE, UNCHANGED, Rewriting, Upstream
 from gateway.upstream.usage_bounds import impossible
 from policies.blame.blame import BLAME
 from policies.fleet.fleet import AttemptReport, Fleet
 from policies.rate_limit.send_limits import RateLimit
-from policies.types import FOREVER, Attempt, AttemptKind, AttemptOutcome
+from policies.types import FOREVER, Attempt, AttemptOutcome
 
 NOTHING_READ = BodyTap()
 
@@ -205,7 +204,7 @@ class WireAttempt:
         found = self.held.feed(data)
         if isinstance(found, Failure):
             return self.fail(found)
-        if self.held.is_full:  # an error of any length: nothing further is read
+        if not self.is_success and self.held.is_full:  # an error of any length: nothing further is read
             return self._refused()
         return self._first_token(now) if found else None
 
@@ -358,7 +357,7 @@ class WireAttempt:
         """The engine's own figures for this attempt. What asks for the rest of an answer holds the answer so far, and a
         compaction is billed beside the prompt: nothing to learn of either."""
         times, usage, failure = self.tap.times, self.tap.usage, self.failure
-        if self.attempt.kind is AttemptKind.REST or usage.compacted:
+        if self.attempt.kind.continues or usage.compacted:
             usage = Usage(completion=usage.completion)
         return AttemptReport(
             prompt_tokens=usage.prompt,

@@ -87,5 +87,5 @@ def _record(routed: RoutedRequest, wire: WireAttempt) -> AttemptRecord:
         cause=wire.unassembled or ("" if failure is None else failure.said),
         charged=not wire.unassembled,
         engine_kv_tokens=wire.fleet.view.engine_kv_tokens(attempt.candidate.endpoint.id),
-        region=attempt.candidate.endpoint.region,
+        locality=attempt.candidate.endpoint.locality,
     )

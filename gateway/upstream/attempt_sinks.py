@@ -15,7 +15,7 @@ from backends.stream.held_reply import unread
 from backends.stream.redaction import mask_secret
 from backends.stream.sse import WholeEvents
 from gateway.upstream.attempt import BrokenOff, Milestone, WireAttempt, WireEvent, WireState
-from policies.fleet.pauses import PAUSE
+from policies.fleet.observations import PAUSE
 from policies.types import AttemptOutcome
 
 REST, LEAST_REST, MOST_REST = 0.02, 0.004, 0.05  # share of the time so far; s; s

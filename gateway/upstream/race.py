@@ -18,18 +18,15 @@ from typing import Any
 from backends.failures import CUT_OFF, LATE, NOT_ASSEMBLED, NOT_READ, OF_STREAMS, SILENT, STOPPED
 from backends.http.loop_aware_timer import LoopAwareTimer
 from backends.interface import Failure, FailureKind
-from gateway.observe.part_notes import SHORTCOMING
 from gateway.observe.record import RequestOutcome, Stage
 from gateway.refusals import refusal_of
-from gateway.upstream.answer import Answer, whole_reply
-from gateway.upstream.answer_hooks import NO_ANSWER_HOOKS, AnswerHooks, Recovery, Remedy, Rest
+from gateway.upstream.answer import Answer, Relay, whole_reply
+from gateway.upstream.answer_hooks import NO_ANSWER_HOOKS, AnswerHooks, Judge, Recovery, Remedy, Rest
 from gateway.upstream.attempt import BrokenOff, Milestone, WireAttempt, WireEvent, WireState
 from gateway.upstream.attempt_records import note_won, record_lost, record_winner
 from gateway.upstream.attempt_sinks import AnswerSink, AttemptSink, WholeAnswerSink
 from gateway.upstream.dispatcher import Dispatcher
-from gateway.upstream.relay import Relay
-from gateway.upstream.routed_request import RoutedRequest
-from gateway.upstream.upstream import EVERYWHERE
+from gateway.upstream.routed_request import EVERYWHERE, RoutedRequest
 from policies.attempts.attempt_machine import AttemptMachine
 from policies.attempts.wire import Failed, Progress, Wire
 from policies.blame.blame import BLAME, Blame, Elsewhere
@@ -63,13 +60,14 @@ class Race(Wire):
         self.attempts: dict[int, WireAttempt] = {}
         self.winner: WireAttempt | None = None
         self._judges, self._mends = hooks.judge, hooks.mend
+        self._objector: Judge | None = None  # to the latest whole answer
         self._recovery: Recovery | None = None
         for recover in hooks.recover:
             self._recovery = self._recovery or recover(routed)
         self._rest: Rest | None = None  # rest of a broken answer, asked of further attempts
         self._continues: Rest | None = None  # rest written by the winner
         self._outlier = ""  # endpoint whose refusal awaits confirmation by another endpoint
-        hedges, limits = dispatcher.hedges_of(routed.route), routed.limits
+        hedges, limits = dispatcher.hedges[routed.route.name, routed.route.hedge_share], routed.limits
         limits.recovers = self._recovery is not None
         self._machine = AttemptMachine(routed.decision, limits, dispatcher.retries, hedges, self, now=monotonic())
         self.answer = Answer(routed, relay, self.attempts, asyncio.get_running_loop().create_future())
@@ -96,7 +94,8 @@ class Race(Wire):
             self._machine.client_gone()
         del self._machine
         self._timer.cancel()
-        self.dispatcher.on_dispatched(self.routed.request)
+        if not self.attempts:
+            self.dispatcher.on_dispatched(self.routed.request)
         self.relay.release()
         for wire in self.attempts.values():
             if wire.state is not WireState.OVER:
@@ -188,8 +187,9 @@ class Race(Wire):
         else:
             wire.stop(outcome)
 
-    def keep(self, number: int, shortcoming: str) -> None:
-        SHORTCOMING.put(self.routed.timeline.record, shortcoming)
+    def keep(self, number: int, objection: str) -> None:
+        assert self._objector is not None
+        self._objector.kept(self.routed, objection)
 
     def commit(self, number: int, *, was_kept: bool = False) -> None:
         """Write the first bytes, and let the attempt go on into the answer. An error of the gateway's own is raised by
@@ -350,19 +350,17 @@ class Race(Wire):
             self.answer.break_off(BrokenOff(NOT_READ))
 
     def _on_first_token(self, wire: WireAttempt) -> None:
-        if isinstance(first := self._start(wire), Failure):
+        if self._rest is not None:
+            first = self._rest.hear(wire.held.take())
+        else:
+            first = self.answer.start(wire, () if self._recovery is None else (self._recovery.link(),))
+        if isinstance(first, Failure):
             self._on_failed(wire, wire.fail(first))
             return
-        self._first = first
+        self._first = first  # bytes for the caller
         self._machine.first_token(wire.attempt.number, monotonic())
         if wire.stream and wire.times.first_in is not None:  # after the write to the caller
             self.dispatcher.fleet.on_first_token(wire, wire.times.first_in)
-
-    def _start(self, wire: WireAttempt) -> bytes | Failure:
-        """Build the answer, or read the beginning of its rest; the first bytes for the caller."""
-        if self._rest is not None:
-            return self._rest.hear(wire.held.take())
-        return self.answer.start(wire, () if self._recovery is None else (self._recovery.link(),))
 
     def _on_whole(self, wire: WireAttempt) -> None:
         """Rewrite a whole answer. An answer that cannot be rewritten is a failure."""
@@ -372,11 +370,15 @@ class Race(Wire):
             return
         wire.stop(AttemptOutcome.COMPLETED)
         wire.whole = reply
-        self._machine.answered(wire.attempt.number, self._shortcoming(reply), monotonic())
+        self._machine.answered(wire.attempt.number, self._objection(reply), monotonic())
 
-    def _shortcoming(self, reply: bytes) -> str:
+    def _objection(self, reply: bytes) -> str:
         """For which another pool is asked; empty: none."""
-        return next(filter(None, (judge(self.routed.request, reply) for judge in self._judges)), "")
+        for judge in self._judges:
+            if objection := judge.objection(self.routed.request, reply):
+                self._objector = judge
+                return objection
+        return ""
 
     def _on_failed(self, wire: WireAttempt, failure: Failure) -> None:
         """Nothing of an answer was written: the failure can be hidden."""
@@ -463,7 +465,8 @@ class Race(Wire):
             rest = self._recovery.recover(wire, broken.failure, self.answer.unwritten, self._machine.others())
             self._rest = rest or self._rest
         blame, others = BLAME[broken.failure.kind.value], () if rest is None else rest.others
-        if self._machine.broken(blame, others, monotonic()):
+        kind = AttemptKind.FALLBACK if rest is None else rest.kind
+        if self._machine.broken(blame, others, monotonic(), kind):
             return None
         if self._rest is not None:
             self._rest.refuse()

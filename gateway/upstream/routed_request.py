@@ -1,4 +1,7 @@
-"""A request with route and decision. Builds the backend request of each attempt, and attempt limits."""
+"""A request with route and decision. Builds the backend request of each attempt, and attempt limits.
+
+Connections, dialect and configured values of an endpoint.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from backends.http.connection_pool import ConnectionPool
 from backends.interface import Backend, BackendRequest, Operation
 from backends.stream.redaction import Rewriter
 from backends.translation.masked_messages import MASKED_MESSAGES
@@ -15,10 +19,26 @@ from gateway.api.inference_request import InferenceRequest
 from gateway.api.operation_fit import NO_SERVERS, Servers
 from gateway.api.request_headers import new_request_id
 from gateway.observe.timeline import RequestTimeline
-from gateway.upstream.upstream import Upstream
 from policies.attempts.wire import AttemptLimits
 from policies.routes.route import Route
-from policies.types import FOREVER, Attempt, Decision, Endpoint, PromptEstimate
+from policies.types import FOREVER, Attempt, Decision, Endpoint, Price, PromptEstimate
+
+EVERYWHERE = (Operation.CHAT, Operation.COMPLETION)  # served by every backend: a 404 is the server's fault
+
+
+@dataclass(frozen=True, slots=True)
+class Upstream:
+    """Connections to an endpoint, and the dialect of the server."""
+
+    connections: ConnectionPool
+    backend: Backend
+    model: str
+    pool: str = ""
+    kv_events: bool = False  # the engine publishes cache events, in which the session id names the request
+    priority: bool = False  # the engine schedules by priority
+    traced: bool = True  # the endpoint gets the trace context, with tracing on
+    price: Price = field(default_factory=Price)
+
 
 WHOLE_ANSWER = 600.0  # s for an answer without streaming: the SDKs' own default timeout
 NO_DEADLINE = 2**53 - 1  # ms; after every deadline, and exact where JSON numbers are doubles
@@ -26,8 +46,8 @@ NO_DEADLINE = 2**53 - 1  # ms; after every deadline, and exact where JSON number
 
 @dataclass(frozen=True, slots=True)
 class Rewriting:
-    """Changes of the answers of an endpoint for the caller. `answer`: into another dialect, or with sealed ids; None:
-    neither. `secret`: the gateway's key, masked in errors. `masks_counts`: counts of cached tokens are hidden."""
+    """Changes of the answers of an endpoint for the caller. `answer`: into another dialect, or by a hook of the plan;
+    None: neither. `secret`: the gateway's key, masked in errors. `masks_counts`: counts of cached tokens are hidden."""
 
     answer: RewrittenAnswer | None = None
     secret: bytes = b""
@@ -38,7 +58,7 @@ UNCHANGED = Rewriting()
 
 
 class BothRewritten:
-    """An answer that is rewritten twice: in the caller's names, then with sealed ids."""
+    """An answer that is rewritten twice: into the caller's dialect, then by a hook."""
 
     def __init__(self, first: RewrittenAnswer, then: RewrittenAnswer) -> None:
         self._first, self._then = first, then
@@ -156,7 +176,7 @@ class RoutedRequest:
 
     def model_at(self, endpoint: Endpoint, upstream: Upstream) -> str:
         """Model name to send to an endpoint."""
-        return self.model or self.route.adapters.get(endpoint.pool, upstream.model)
+        return self.model or self.route.variants.get(endpoint.pool, upstream.model)
 
     def backend_request(self, upstream: Upstream, attempt: Attempt) -> BackendRequest:
         request, pool = self.request, attempt.candidate.endpoint.pool
@@ -197,7 +217,9 @@ class RoutedRequest:
         """`recovers`: any pool of the decision may write the rest of the answer."""
         pools = self.decision.pools if recovers and self.masked_pools else (endpoint,)
         masked = bool(self.masked_pools) and any(each.pool in self.masked_pools for each in pools)
-        return Rewriting(self._rewritten_answer(endpoint, masked), upstream.backend.secret, masked)
+        is_changed = masked or self.rewrite is not None or endpoint.pool in self.request.translated
+        answer = self._rewritten_answer(endpoint, masked) if is_changed else None
+        return Rewriting(answer, upstream.backend.secret, masked)
 
     def _rewritten_answer(self, endpoint: Endpoint, masked: bool) -> RewrittenAnswer | None:
         translated = self.request.translated.get(endpoint.pool)
@@ -205,12 +227,12 @@ class RoutedRequest:
         bodies: tuple[Mapping[str, Any], ...] = () if translated is None else translated.before
         if masked and self.request.operation is Operation.MESSAGES:
             steps, bodies = (MASKED_MESSAGES, *steps), (self.request.body, *bodies)
-        sealed = None if self.rewrite is None else self.rewrite(endpoint.id)
+        by_hook = None if self.rewrite is None else self.rewrite(endpoint.id)
         if not steps:
-            return sealed
+            return by_hook
         answer = AnswerTranslation(steps, bodies, self._context(endpoint.pool))
         is_native = steps[-1].backend is self.request.operation
-        return answer if sealed is None or not is_native else BothRewritten(answer, sealed)
+        return answer if by_hook is None or not is_native else BothRewritten(answer, by_hook)
 
     def _context(self, pool: str) -> AnswerContext:
         translated, estimate = self.request.translated.get(pool), self.estimate.pools.get(pool)

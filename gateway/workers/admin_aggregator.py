@@ -38,7 +38,7 @@ from gateway.config.models import Config, Key
 from gateway.observe.metrics.merged_metrics import MergedMetrics, decode_counts
 from gateway.observe.metrics.scrape_collectors import counts_of, route_stats
 from gateway.observe.metrics.series import gauge
-from gateway.observe.slow_counts import merge_incidents, merge_windows
+from gateway.observe.slow_requests import merge_incidents, merge_windows
 from gateway.observe.windows.history_keeper import HistoryKeeper
 from gateway.process import serve_app
 from gateway.reload import ConfigSource, Reloader

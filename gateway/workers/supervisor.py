@@ -31,6 +31,7 @@ from gateway.admission.local_quotas import SharedQuotaMemory
 from gateway.cluster.gossip import new_group
 from gateway.config.field_types import ListenAddress
 from gateway.config.models import Config
+from gateway.handover import notify_systemd
 from gateway.process import (
     ADMIN_KEY,
     BACKLOG,
@@ -57,7 +58,7 @@ from gateway.workers.worker_peers import WorkerPeers
 
 log = logging.getLogger("firsttoken")
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, signal.SIGALRM)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2, signal.SIGCHLD, signal.SIGALRM)
 KILL_AFTER = 5.0  # s beyond its grace for a process to exit
 LOOK_INTERVAL = 0.01  # s between two looks for the report of a worker that starts, or for its time
 
@@ -195,6 +196,7 @@ class Supervisor:
         elif self.phase is Phase.STARTING and all(each.serving for each in self.workers):
             self.phase = Phase.SERVING
             print(f"{self._serving_line()}, {len(self.workers)} workers", file=sys.stderr)
+            notify_systemd("READY=1")
 
     def _serving_line(self) -> str:
         server, pick, data = self.config.server, self.config.pick, ""
@@ -212,6 +214,8 @@ class Supervisor:
                 slot.send(Order.HANGUP)
         elif number == signal.SIGALRM:
             self._tick()
+        elif number == signal.SIGUSR2:
+            log.error("several workers hand no sockets over (SIGUSR2): restart the service")
         elif self.phase is not Phase.ENDING:
             drain = self.config.server.drain
             print(drain_message(drain), file=sys.stderr, flush=True)

@@ -23,9 +23,9 @@ from time import monotonic
 
 from aiohttp import web
 
-from backends.facts import refreshed
 from gateway.admin.admin_replies import json_response
 from gateway.app import Gateway
+from gateway.config.kept_facts import use_kept
 from gateway.config.models import Config
 from gateway.observe.logs import to_stderr
 from gateway.observe.metrics.merged_metrics import encode_counts
@@ -161,7 +161,7 @@ async def serve_worker(
     """Run a worker process. `starts`: number of processes started in the slot, this process included."""
     to_stderr(f"worker {context.number + 1}: ")
     beating = asyncio.create_task(shared.beats.beat_forever(context.number))
-    refreshed.use(config.state.dir)  # since the fork of the supervisor there may be newer ones
+    use_kept(config.state.dir)  # since the fork of the supervisor there may be newer ones
     gateway, ended = Gateway(config, context), asyncio.Event()
 
     def force_stop() -> None:
@@ -175,7 +175,7 @@ async def serve_worker(
     async def apply(http: web.Request) -> web.Response:
         """Bring into force the configuration that the aggregator has read and checked."""
         wanted = shared.config.get()
-        await asyncio.to_thread(refreshed.use, wanted.state.dir)  # tables of facts are of a process
+        await asyncio.to_thread(use_kept, wanted.state.dir)  # tables of facts are of a process
         await gateway.apply_config(wanted)
         return web.Response(status=204)
 

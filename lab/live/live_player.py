@@ -22,7 +22,7 @@ from gateway.config.models import Config
 from gateway.runtime import build_runtime
 from gateway.synthetic_request import send_synthetic, synthetic
 from gateway.upstream.attempt import WireAttempt
-from gateway.upstream.upstream import Upstream
+from gateway.upstream.routed_request import Upstream
 from lab.live.trace_prompts import TracePrompts
 from lab.traffic.traces import Arrival
 from policies.fleet.fleet import Fleet

@@ -110,7 +110,7 @@ async def _take_addresses(servers: Sequence[SimulatedServer]) -> None:
 
 
 def _server(scenario: Scenario, endpoint: str, pool: Pool, seed: int) -> SimulatedServer:
-    profile, held = scenario.profiles[endpoint], pool.adapters
+    profile, held = scenario.profiles[endpoint], pool.variants
     return SimulatedServer(
         profile,
         model=pool.model,

@@ -114,7 +114,7 @@ class EngineGroup:
         promised = [route for route in routes.values() if route.ttft or route.total]
         first_tier = [route for route in promised if route.tiers[0].pool == pool.name]
         self._routes = {route.name: route for route in first_tier}
-        self._adapters = {name: route.adapters.get(pool.name, "") for name, route in routes.items()}
+        self._adapters = {name: route.variants.get(pool.name, "") for name, route in routes.items()}
         self._horizon = HORIZON + max((route.ttft.budget for route in first_tier if route.ttft), default=0.0)
         self._tpot = min((route.tpot.budget for route in first_tier if route.tpot), default=FOREVER)
         self._costs = list(self._future_costs(arrivals))

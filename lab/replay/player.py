@@ -60,7 +60,7 @@ class Player:
         self.scenario = scenario
         self.arrivals = arrivals
         self.clock = Clock()
-        adapters = {endpoint.id: pool.adapters for pool in scenario.pools for endpoint in pool.endpoints}
+        adapters = {endpoint.id: pool.variants for pool in scenario.pools for endpoint in pool.endpoints}
         hung = 0.0 if scenario.clairvoyant else scenario.hung
         self.servers = SimFleet(scenario.profiles, seed, hung, adapters, scenario.tokens_per_event, scenario.block)
         last = max(arrivals[-1].at, 1e-9) if arrivals else 1.0

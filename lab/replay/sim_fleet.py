@@ -34,7 +34,8 @@ from lab.traffic.traces import BLOCK
 from policies.fleet.engine_load import EngineLoad
 from policies.fleet.peers import PeerLoad, PeerReader
 from policies.routes.route import Route
-from policies.types import FOREVER, AdapterFacts, Pool
+from policies.types import FOREVER, Pool
+from policies.variants import Variants
 
 API_OVERHEAD = 0.015  # s, for a fleet of APIs only: far below their shortest TTFT
 
@@ -84,7 +85,7 @@ class SimFleet:
         profiles: Mapping[str, Profile],
         seed: int = 0,
         hung: float = 0.0,
-        adapters: Mapping[str, AdapterFacts | None] | None = None,
+        adapters: Mapping[str, Variants | None] | None = None,
         tokens_per_event: int = 1,
         block: int = BLOCK,
     ) -> None:
@@ -170,7 +171,7 @@ class SimFleet:
             started_at=self._started_at[endpoint],
             prefix_queries=float(engine.prefix_queries),
             prefix_hits=float(engine.prefix_hits),
-            adapters=tuple(sorted(engine.running_adapters)) if engine.adapters.names else (),
+            variants=tuple(sorted(engine.running_adapters)) if engine.adapters.names else (),
         )
 
 
@@ -179,7 +180,7 @@ def events_of(tokens: int, per_event: int) -> int:
     return 1 + (tokens - 1) // per_event
 
 
-def _server(profile: Profile, seed: int, adapters: AdapterFacts | None, block: int) -> VirtualEngine | HostedApi:
+def _server(profile: Profile, seed: int, adapters: Variants | None, block: int) -> VirtualEngine | HostedApi:
     if isinstance(profile, ApiProfile):
         return HostedApi(profile, seed)
     longest = max(profile.max_model_len, profile.kv_tokens)

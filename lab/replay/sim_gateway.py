@@ -29,7 +29,7 @@ from policies.fleet.peers import PeerLink
 from policies.queue.queue_scheduler import QueueScheduler
 from policies.queue.queued_request import QueuedRequest
 from policies.queue_parts import queue_parts
-from policies.rescue.successors import able, in_order
+from policies.rescue.successors import RESCUE_ATTEMPT, able, in_order
 from policies.routes.route import Route
 from policies.routing.decide import LONGEST_WAIT
 from policies.routing.prompt_counts import uncached_tokens
@@ -211,7 +211,7 @@ class SimGateway:
             tenant=tenant,
             weight=weight,
             answer_tokens=tokens,
-            decode_s=self.fleet.view.decode_seconds(route, tokens),
+            decode_s=self.fleet.view.decode_seconds(route, tokens) if tokens else 0.0,
         )
         self.queue.enter(queued)
         self.dispatch_queued()
@@ -312,7 +312,7 @@ class SimGateway:
         )
         self.queue.on_dispatched(request.number)
         try:
-            hashes, adapter = prompt.blocks.hashes, prompt.adapter
+            hashes, adapter = prompt.blocks.hashes, prompt.variant
             sizes = arrival.prompt_tokens, arrival.output_tokens
             sent = EngineRequest(key, *sizes, hashes, arrival.answer_hashes, adapter)
             self.servers.submit(endpoint.id, sent, now)
@@ -429,7 +429,7 @@ class SimGateway:
             return self._enqueue(request)
         assert request.machine is not None
         others = self._peers(request, request.machine.others(), broken)
-        if not request.machine.broken(BLAME["reset"], others, self.clock.now):
+        if not request.machine.broken(BLAME["reset"], others, self.clock.now, RESCUE_ATTEMPT):
             self.close(request, ReplayOutcome.BROKEN)
         return None
 
@@ -477,10 +477,10 @@ def estimate_of(arrival: Arrival, route: Route, output_tokens: int) -> PromptEst
     hashes = arrival.hashes if isinstance(arrival.hashes, array) else array("Q", arrival.hashes)
     pool = PoolEstimate(arrival.prompt_tokens, PrefixBlocks(hashes, arrival.block), arrival.prompt_tokens)
     pools = {tier.pool: pool for tier in route.tiers}
-    for name, adapter in route.adapters.items():
+    for name, adapter in route.variants.items():
         seed = crc32(adapter.encode()) << 32  # adapters share no block
         own = PrefixBlocks(array("Q", [block ^ seed for block in hashes]), arrival.block)
-        pools[name] = replace(pool, blocks=own, adapter=adapter)
+        pools[name] = replace(pool, blocks=own, variant=adapter)
     return PromptEstimate(pools, output_tokens)
 
 

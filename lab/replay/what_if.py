@@ -45,7 +45,7 @@ def _with_more(scenario: Scenario, name: str, count: int) -> Scenario:
     pools = {pool.name: pool for pool in scenario.pools}
     pool = _named(pools, name, "pool")
     last = pool.endpoints[-1]
-    added = [Endpoint(f"{name}/more-{number}", name, last.region) for number in range(1, count + 1)]
+    added = [Endpoint(f"{name}/more-{number}", name, last.locality) for number in range(1, count + 1)]
     pools[name] = replace(pool, endpoints=(*pool.endpoints, *added))
     profiles = {**scenario.profiles, **{each.id: scenario.profiles[last.id] for each in added}}
     return replace(scenario, pools=tuple(pools.values()), profiles=profiles)

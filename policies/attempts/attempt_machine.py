@@ -21,15 +21,15 @@ Rules:
 - With no candidate left, the failed endpoint is retried once after a lost connection, or after an overload if the pool
   has no other endpoint: after the requested wait, and only if the wait ends before the deadline. Not if the same
   failure would follow (`Blame.again`).
-- A silent attempt is raced or abandoned (`policies.attempts.pending_attempt`), in any case at `limit_at`.
-- A whole answer with a shortcoming is kept while another pool is asked, once. The caller gets the kept answer if no
+- A silent attempt is raced or abandoned (`policies.attempts.patience`), in any case at `limit_at`.
+- A whole answer with an objection is kept while another pool is asked, once. The caller gets the kept answer if no
   other arrives.
 - An endpoint whose stream could not be assembled is retried unstreamed at once, in addition to other attempts: the
   fault is the gateway's, so no budget is charged, and no other endpoint would do better. After a failed stream, an
   unstreamed retry follows if no other endpoint is left.
 - An endpoint that refused the form of a request, not its content, is likewise retried with another form.
 - An attempt at an endpoint found dead is abandoned for the next candidate, if any.
-- A silent committed stream is checked, and possibly abandoned (`policies.attempts.committed_stream`).
+- A silent committed stream is checked, and possibly abandoned (`policies.attempts.patience`).
 - If nothing of the answer was written, a failure is handled as before the commit. Otherwise endpoints without a failure
   in this request race to continue the answer.
 - Events about ended attempts, and all events after the end, have no effect.
@@ -43,11 +43,16 @@ from dataclasses import replace
 from enum import Enum
 
 from policies.attempts.budgets import HedgeBudget, RequestBudgets, RetryBudget
-from policies.attempts.candidate_walk import CandidateWalk
-from policies.attempts.committed_stream import idle_of, is_late, next_look
-from policies.attempts.first_token_limits import first_token_limit
-from policies.attempts.pending_attempt import PendingAttempt, SilenceFinding, SilenceLook
-from policies.attempts.retry_rules import BACKOFF, is_charged, is_lost, pools_alike, wait_before_retry
+from policies.attempts.candidate_walk import (
+    BACKOFF,
+    CandidateWalk,
+    first_token_limit,
+    is_charged,
+    is_lost,
+    pools_alike,
+    wait_before_retry,
+)
+from policies.attempts.patience import PendingAttempt, SilenceFinding, SilenceLook, idle_of, is_late, next_look
 from policies.attempts.wire import AttemptLimits, Failed, Wire
 from policies.blame.blame import Blame
 from policies.types import FOREVER, Attempt, AttemptKind, AttemptOutcome, Candidate, Decision, Placement
@@ -65,7 +70,7 @@ class AttemptState(Enum):
 
 class AttemptMachine:
     """Attempts of a request. `now` is the time of each event, never earlier than the time of the event before. `kept`:
-    the answer with a shortcoming, while another pool is asked."""
+    the answer with an objection, while another pool is asked."""
 
     def __init__(
         self,
@@ -143,27 +148,27 @@ class AttemptMachine:
             self._wire.cancel(kept.number, AttemptOutcome.COMPLETED)
         self._wire.commit(attempt.number, was_kept=kept is attempt)
 
-    def answered(self, number: int, shortcoming: str, now: float) -> None:
-        """A whole answer is complete and was judged. `shortcoming`: for which the route would rather have another
-        pool's; empty: none."""
+    def answered(self, number: int, objection: str, now: float) -> None:
+        """A whole answer is complete and was judged. `objection`: for which another pool is asked;
+        empty: none."""
         pending = self.pending.get(number)
         if pending is None:
             return
         walk, candidate = self._walk, pending.attempt.candidate
-        if shortcoming and self.kept is None and walk.may_open and walk.has_other_pool(candidate):
-            self._keep(pending.attempt, shortcoming, now)
+        if objection and self.kept is None and walk.may_open and walk.has_other_pool(candidate):
+            self._keep(pending.attempt, objection, now)
             self._set_timer()
         else:
             self.first_token(number, now)
 
-    def _keep(self, attempt: Attempt, shortcoming: str, now: float) -> None:
+    def _keep(self, attempt: Attempt, objection: str, now: float) -> None:
         """Ask another pool, and hold this answer meanwhile."""
         del self.pending[attempt.number]
         self.kept = attempt
-        self._wire.keep(attempt.number, shortcoming)
+        self._wire.keep(attempt.number, objection)
         if not self._walk.turn_to("content_filter"):
             self._walk.avoid({attempt.candidate.endpoint.pool})
-        self._go_on(now, shortcoming)
+        self._go_on(now, objection)
 
     def client_gone(self) -> None:
         """The caller has disconnected. COMPLETED if the last event was written, whichever side closes first."""
@@ -297,26 +302,29 @@ class AttemptMachine:
         idle = idle_of(self._limits, attempt.candidate)
         return min(idle, self._wire.patience(attempt.number, self.others())) if self._limits.recovers else idle
 
-    def broken(self, blame: Blame, others: Sequence[Candidate], now: float) -> bool:
+    def broken(
+        self, blame: Blame, others: Sequence[Candidate], now: float, kind: AttemptKind = AttemptKind.FALLBACK
+    ) -> bool:
         """The committed stream broke, of which a part has been written: race again for the rest of the answer.
-        `others`: those that may write the rest, in order. False: none is asked, and this is the end."""
+        `others`: those that may write the rest, in order; `kind`: of their attempts. False: none is asked, and this is
+        the end."""
         if self.state is not AttemptState.COMMITTED or self._committed is None:
             return False
         walk = self._walk
         walk.lost.add(self._committed.candidate.endpoint.id)
         walk.deaths += is_lost(blame)
         if may_ask := bool(others) and walk.may_open:
-            self._race_for_rest(others)
+            self._race_for_rest(others, kind)
             self._go_on(now, walk.exhausted(self._share.denied))
         else:
             self._end(AttemptState.OVER)
         self._set_timer()
         return may_ask
 
-    def _race_for_rest(self, others: Sequence[Candidate]) -> None:
+    def _race_for_rest(self, others: Sequence[Candidate], kind: AttemptKind) -> None:
         """Attempts from here on write the rest of the answer: without a deadline, and without hedges."""
         self._walk.go_through(others)
-        self._next_kind = AttemptKind.REST
+        self._next_kind = kind
         silence = self._limits.first_token_limit if self._limits.idle == FOREVER else self._limits.idle
         self._limits = replace(self._limits, hedge=False, first_token_limit=silence)
         self._deadline = self._look_at = FOREVER

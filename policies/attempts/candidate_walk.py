@@ -10,6 +10,21 @@ Rules:
   between endpoints, before the next level; the rule of the last attempt does not apply.
 - A candidate at its cap or rate limit is skipped, and tried only if no other is left.
 - After a broken answer, only candidates that can continue the answer remain.
+
+First-token timeouts of these, and candidates skipped because their forecast exceeds the timeout.
+
+Rules:
+- A configured limit is strict: a candidate whose forecast exceeds the limit is skipped.
+- A default limit detects hung servers. A server slow for a reason (a long prompt, a slow machine) gets the route's
+  budget and EXPLAINED times the p90 of its forecast: an earlier timeout would waste the prefill.
+- Guesses skip no candidate: only a trained forecast counts, and only by the engine's time for the prompt itself, as
+  queued work may end sooner. A timeout, perhaps another caller's, skips nobody: the engine is tried until enough first
+  tokens have arrived since.
+
+Retry rules after a failed attempt: pools that would fail alike, the budget charged, the delay.
+
+The failure's blame (`policies.blame`) decides what follows; these rules add the route's limits and the request's other
+candidates.
 """
 
 from __future__ import annotations
@@ -17,10 +32,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from itertools import cycle, islice
 
-from policies.attempts.first_token_limits import exceeds_limit
-from policies.attempts.wire import AttemptLimits, Wire
+from policies.attempts.wire import AttemptLimits, Failed, Wire
+from policies.blame.blame import Blame, Elsewhere, Fault
 from policies.routes.levels import FailureCause
-from policies.types import Attempt, AttemptKind, Candidate
+from policies.types import NINETIETH, Attempt, AttemptKind, Candidate
 
 OWN_TIERS: Mapping[str, FailureCause] = {"context": "context", "content_filter": "content_filter"}  # by kind of failure
 MAX_DEATHS = 2  # of endpoints after acceptance of the request
@@ -212,3 +227,88 @@ def in_turns(ranked: Sequence[Candidate], levels: Sequence[int], retries: int) -
     for each in ranked:
         found.setdefault(levels[each.tier], []).append(each)
     return [each for level in found.values() for each in islice(cycle(level), len(level) + retries)]
+
+
+EXPLAINED = 3.0  # times the p90 of a forecast: a longer silence is not explained by it
+
+
+def first_token_limit(limits: AttemptLimits, candidate: Candidate, kind: AttemptKind = AttemptKind.PRIMARY) -> float:
+    """First-token timeout of a candidate in seconds: the configured limit, or else the largest of the default, the
+    route's budget and the time explained by the forecast. An unstreamed answer is awaited whole. A continued answer has
+    the default limit."""
+    endpoint, forecast, limit = candidate.endpoint, candidate.forecast, limits.first_token_limit
+    if limits.unseen and endpoint.id in limits.unseen:
+        return max(endpoint.first_token_limit or 0.0, limits.whole)
+    if kind.continues:
+        return limit
+    is_meant = limits.limit_is_meant
+    if (own := endpoint.first_token_limit) is not None:
+        limit, is_meant = own if limits.stream else max(own, limit), endpoint.limit_is_meant
+    if is_meant:
+        return limit
+    explained = EXPLAINED * forecast.point_estimate * forecast.ratios[NINETIETH]
+    if explained > limit:
+        limit = explained
+    return limit if limit >= limits.budget else limits.budget
+
+
+def exceeds_limit(limits: AttemptLimits, candidate: Candidate, now: float) -> str:
+    """The reason for which the candidate's first token is not to be expected within its limit; empty: it is, or the
+    forecast is a guess."""
+    forecast, left = candidate.forecast, limits.limit_at - now
+    if not forecast.trained or forecast.silent_s:
+        return ""
+    expected = f"the first token of {candidate.endpoint.pool} is expected in {forecast.p50:.3g} s"
+    if forecast.prefill > (limit := first_token_limit(limits, candidate)):
+        return f"{expected}, and first_token is {limit:g} s"
+    return f"{expected}, and {left:.3g} s are left of total.limit" if forecast.prefill > left else ""
+
+
+BACKOFF = 0.1  # s before an overloaded endpoint is tried again, by default
+OWN_FAULTS = (Fault.REQUEST, Fault.OWN_CONTENT, Fault.REQUEST_SIZE)
+RATES = (Fault.RATE, Fault.REQUEST_RATE, Fault.TOKEN_RATE)
+
+
+def is_lost(blame: Blame) -> bool:
+    """The connection died, or the server said nothing: no engine did work that shows load."""
+    return blame.kind in ("connect", "reset", "timeout")
+
+
+def pools_alike(
+    failure: Failed, candidate: Candidate, walk: CandidateWalk, limits: AttemptLimits, wire: Wire
+) -> Collection[str] | None:
+    """Pools that would fail in the same way; None: all pools."""
+    pool = candidate.endpoint.pool
+    match failure.blame.elsewhere:
+        case Elsewhere.NEXT:
+            return ()
+        case Elsewhere.OTHER_CREDENTIAL:
+            return () if walk.has_other_credential(candidate) else {pool}
+        case Elsewhere.TRANSLATED:
+            return () if failure.translated else {pool}
+        case Elsewhere.OTHER_POOL:
+            return {pool}
+        case Elsewhere.OTHER_FILTER:
+            return {pool} if limits.other_filter else None
+        case Elsewhere.LARGER_WINDOW:
+            return wire.without_larger_window(pool) if limits.longer_context else None
+        case Elsewhere.NOWHERE:
+            return None
+
+
+def is_charged(failure: Failed, candidate: Candidate, walk: CandidateWalk) -> bool:
+    """A retry in the pool adds load. Another key of the server has limits of its own."""
+    of_key = failure.blame.fault in RATES and walk.has_other_credential(candidate)
+    return failure.blame.charged and not of_key
+
+
+def wait_before_retry(failure: Failed, candidate: Candidate, walk: CandidateWalk) -> float | None:
+    """Seconds until the failed endpoint may be retried; None: the same failure would follow, or another endpoint of the
+    pool is as good."""
+    if candidate.endpoint.pool in walk.avoided:
+        return None
+    if is_lost(failure.blame) or failure.translated:
+        return 0.0
+    if not (failure.blame.again or failure.retry_after is not None) or walk.has_sibling(candidate):
+        return None
+    return max(failure.retry_after or BACKOFF, BACKOFF)

@@ -63,8 +63,8 @@ class Wire:
         """Relay this attempt's bytes to the caller. `was_kept`: the answer was held while another pool was asked."""
         raise NotImplementedError
 
-    def keep(self, number: int, shortcoming: str) -> None:
-        """Hold an answer with a shortcoming while another pool is asked."""
+    def keep(self, number: int, objection: str) -> None:
+        """Hold an answer with an objection while another pool is asked."""
 
     def leave(self, number: int) -> None:
         """Stop reading the committed stream: it is silent, or complete on an open connection."""

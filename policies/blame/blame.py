@@ -25,7 +25,7 @@ class Fault(Enum):
     REQUEST = "the request itself"
     OWN_CONTENT = "an id or the content of this caller"
     CREDENTIAL = "the gateway's credential"
-    CALLER_KEY = "the caller's own key, or its account"
+    CALLER_CREDENTIAL = "the caller's credential, or its account"
     MODEL = "the configured model or path"
     MONEY = "the account's money"
     REQUEST_RATE = "the account's rate of requests"
@@ -119,7 +119,10 @@ _ROWS = (
     Blame("context", Fault.REQUEST, True, Elsewhere.LARGER_WINDOW, Evidence.ANSWERED, AttemptOutcome.REFUSED),
     Blame("content_filter", Fault.OWN_CONTENT, True, Elsewhere.OTHER_FILTER, Evidence.ANSWERED, AttemptOutcome.REFUSED),
     Blame("content", Fault.OWN_CONTENT, True, Elsewhere.NOWHERE, Evidence.ANSWERED, AttemptOutcome.REFUSED),
-    Blame("caller_key", Fault.CALLER_KEY, True, Elsewhere.OTHER_POOL, Evidence.ANSWERED, AttemptOutcome.REFUSED),
+    Blame(
+        *("caller_credential", Fault.CALLER_CREDENTIAL, True, Elsewhere.OTHER_POOL, Evidence.ANSWERED),
+        AttemptOutcome.REFUSED,
+    ),
     Blame("gateway", Fault.GATEWAY, True, Elsewhere.NEXT, Evidence.NONE, AttemptOutcome.CANCELLED),
 )
 BLAME: Mapping[str, Blame] = {row.kind: row for row in _ROWS}  # by kind of failure

@@ -27,6 +27,7 @@ from policies.diagnosis.waiting_cause import (
     queue_cause,
     rate_limit_cause,
 )
+from policies.external_share.external_share import EXTERNAL_LIMIT
 from policies.types import AttemptOutcome, Placement, RejectionKind
 
 NOTICEABLE_TOKENS = 512  # tokens: landmarks of prompts are as far apart
@@ -129,7 +130,7 @@ MOST = 0.5  # of a time, to explain it
 NAMED = 3  # endpoints in a sentence
 SLOWER = 1.5  # times the usual
 DISTANT = 2.0  # time upstream of a slow region, over that of the others
-LIMITS = (RejectionKind.RATE_LIMITED, RejectionKind.EXTERNAL_LIMIT)
+LIMITS = (RejectionKind.RATE_LIMITED, EXTERNAL_LIMIT)
 LOST_BY = {
     AttemptOutcome.FAILED: "failed",
     AttemptOutcome.SILENT: "gave no token",

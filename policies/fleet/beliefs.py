@@ -44,7 +44,7 @@ def beliefs(
     if load_fault and load_fault != shared.why:
         yield Belief("load unknown", load_fault, now)
     yield from starmap(Belief, limited)
-    yield from _of_adapters(load.unknown_adapters or {}, now)
+    yield from _of_variants(load.unknown_variants or {}, now)
     if load.warming:
         yield Belief("warming up", "its cache is being refilled: the last choice of its pool", now)
     yield from _of_callers(callers, now)
@@ -63,10 +63,10 @@ def _of_breaker(breaker: CircuitBreaker, now: float) -> Iterator[Belief]:
         yield Belief("on trial", breaker.why, now)
 
 
-def _of_adapters(unknown: Mapping[str, float], now: float) -> Iterator[Belief]:
+def _of_variants(unknown: Mapping[str, float], now: float) -> Iterator[Belief]:
     for name, until in unknown.items():
         if until > now:
-            yield Belief("adapter not served", f"it does not know the adapter {name}", until)
+            yield Belief("model not served", f"it does not know the model {name}", until)
 
 
 def _of_callers(callers: Iterable[CallerState], now: float) -> Iterator[Belief]:
@@ -79,7 +79,7 @@ def _of_callers(callers: Iterable[CallerState], now: float) -> Iterator[Belief]:
             _of_breaker(state.breaker, now),
             starmap(Belief, state.refusal.reasons(now)),
             starmap(Belief, () if state.queue_cap is None else state.queue_cap.reasons(now)),
-            _of_adapters(state.unknown_adapters, now),
+            _of_variants(state.unknown_variants, now),
         ):
             same = found.get((belief.what, belief.why), replace(belief, callers=0))
             until = max(same.until, belief.until)

@@ -92,12 +92,12 @@ class CallerState:
     refusal: ProviderRefusal
     since: float
     queue_cap: LearnedCap | None = None  # of the engine's own queue
-    unknown_adapters: dict[str, float] = field(default_factory=dict)  # refused: until when
+    unknown_variants: dict[str, float] = field(default_factory=dict)  # refused: until when
 
     def is_over(self, now: float) -> bool:
         """True if no evidence counts against the endpoint any more."""
         breaker = self.breaker
-        if self.cap(now) is not None or max(self.refusal.until, *self.unknown_adapters.values(), NEVER) > now:
+        if self.cap(now) is not None or max(self.refusal.until, *self.unknown_variants.values(), NEVER) > now:
             return False
         if breaker.state is BreakerState.CLOSED:
             return now - max(self.since, breaker.closed_at) >= EJECTION_RESET
@@ -180,11 +180,11 @@ class CallerEvidence:
         found = sorted(limit for state in self.states.values() if (limit := state.cap(now)) is not None)
         return LearnedCap(found[1], now) if len(found) > 1 else None
 
-    def on_unknown_adapter(self, adapter: str, caller: str, now: float, until: float) -> bool:
-        """The server does not know the adapter. Returns whether that counts for all callers."""
-        if self._witnesses.add(("adapter", adapter), caller, now):
+    def on_unknown_variant(self, variant: str, caller: str, now: float, until: float) -> bool:
+        """The server does not know the variant. Returns whether that counts for all callers."""
+        if self._witnesses.add(("variant", variant), caller, now):
             return True
-        self._begin(caller, now).unknown_adapters[adapter] = until
+        self._begin(caller, now).unknown_variants[variant] = until
         return False
 
     def restore(self, refusals: Mapping[str, SavedRefusal], age: float, now: float) -> None:
@@ -201,7 +201,7 @@ class CallerEvidence:
         """Retry at once after failures that a mended configuration may have fixed. Provider limits stay."""
         for state in self.states.values():
             state.breaker.on_reload()
-            state.unknown_adapters.clear()
+            state.unknown_variants.clear()
 
     def on_other_account(self) -> None:
         """Another key: the provider has refused another account."""

@@ -93,7 +93,7 @@ def learned(state: EndpointState, now: float) -> LearnedEndpoint:
         served=state.model,
         engine=predictor.learned(now) if isinstance(predictor, EnginePredictor) else None,
         api=predictor.learned(now) if isinstance(predictor, ApiPredictor) else None,
-        adapter_load_s=None if state.adapters is None else state.adapters.load_s,
+        variant_load_s=None if state.variants is None else state.variants.load_s,
     )
 
 
@@ -128,8 +128,8 @@ def restore(state: EndpointState, saved: LearnedEndpoint, age: float, now: float
     state.interference.tpot_share = min(max(saved.tpot_share, MIN_SHARE), MAX_SHARE)
     state.interference.tokens_per_event = saved.tokens_per_event
     state.model = state.model or saved.served
-    if state.adapters is not None and saved.adapter_load_s is not None:
-        state.adapters.load_s = saved.adapter_load_s
+    if state.variants is not None and saved.variant_load_s is not None:
+        state.variants.load_s = saved.variant_load_s
 
 
 def restore_all(

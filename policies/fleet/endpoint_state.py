@@ -12,7 +12,6 @@ from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
-from policies.fleet.adapter_slots import AdapterSlots
 from policies.fleet.beliefs import Belief, beliefs, limits
 from policies.fleet.caller_evidence import CallerEvidence, LearnedCap
 from policies.fleet.circuit_breaker import MAX_EJECTION, BreakerState, CircuitBreaker
@@ -78,7 +77,7 @@ class EndpointStatistics:
     prefix_blocks: int  # believed cached, in the estimator's blocks
     prefix_capacity: int  # of the index, in the estimator's blocks
     resident: ResidencyStatistics | None  # by KV events, in the engine's blocks
-    adapters: tuple[str, ...]  # LoRA adapters believed loaded, least recently used first
+    variants: tuple[str, ...]  # believed loaded, least recently used first
     believed: tuple[Belief, ...]  # reasons to send no requests, or fewer than the endpoint's share
     rtt: float | None  # s of a round trip on the network; None: not measured
 
@@ -98,7 +97,7 @@ class EndpointState:
         self.callers = CallerEvidence(self.breaker, self.limits.refusal)
         self.shown = self.breaker.state  # as reported to the operator
         self.interference = DecodeInterference()
-        self.adapters = None if pool.adapters is None else AdapterSlots(pool.adapters)
+        self.variants = None if pool.variants is None else pool.variants.new_slots()
         self.models_before = 0  # models configured before
         self._forget_model()
         self.engine, self.rates = EngineLoad(), EngineRates()
@@ -140,13 +139,13 @@ class EndpointState:
         retried."""
         (before, former), self.endpoint, self.pool = (self.pool, self.endpoint), endpoint, pool
         self.breaker.max_ejection = MAX_EJECTION if pool.local else MAX_API_EJECTION
-        if pool.adapters != before.adapters:
-            self.adapters = None if pool.adapters is None else AdapterSlots(pool.adapters)
+        if pool.variants != before.variants:
+            self.variants = None if pool.variants is None else pool.variants.new_slots()
         if (pool.model, pool.local) != (before.model, before.local):
             self.models_before += 1
             self._forget_model()
-            if self.adapters is not None:
-                self.adapters.clear()
+            if self.variants is not None:
+                self.variants.clear()
         self.limits.reload(pool.requests_per_minute, pool.tokens_per_minute, learns=not pool.local)
         if endpoint.account != former.account:
             self.limits.on_other_account()
@@ -258,7 +257,7 @@ class EndpointState:
             kv_room=self.kv_room.tokens(now),
             scraped_at=self.scraped_at,
             limits=self._send_limits(),
-            unknown_adapters=None if self.adapters is None else self.adapters.unknown,
+            unknown_variants=None if self.variants is None else self.variants.unknown,
             full=cap is not None and in_flight >= cap,
             backlog_s=backlog_s,
             expected_tpot_misses=misses,
@@ -316,7 +315,7 @@ class EndpointState:
             for seen, failing in ((health, own.breaker.failing(now)), (load.health, load.failing))
             if seen is _DOWN
         ]
-        unknown = own.unknown_adapters
+        unknown = own.unknown_variants
         return replace(
             load,
             health=max(health, load.health, key=_WORST.index),
@@ -324,7 +323,7 @@ class EndpointState:
             on_trial=load.on_trial or own.breaker.on_trial,
             limits=replace(load.limits, refused_until=own.refused_until),
             full=load.full or ((cap := own.cap(now)) is not None and load.in_flight >= cap),
-            unknown_adapters={**(load.unknown_adapters or {}), **unknown} if unknown else load.unknown_adapters,
+            unknown_variants={**(load.unknown_variants or {}), **unknown} if unknown else load.unknown_variants,
         )
 
     def on_progress(self, now: float) -> None:
@@ -400,7 +399,7 @@ class EndpointState:
             prefix_blocks=len(self.cache.index),
             prefix_capacity=self.cache.index.capacity,
             resident=None if residency is None else residency.statistics(),
-            adapters=() if self.adapters is None else self.adapters.loaded,
+            variants=() if self.variants is None else self.variants.loaded,
             believed=self.believed(load, now),
             rtt=self.rtt or None,
         )
@@ -478,8 +477,8 @@ class EndpointState:
         if engine.kv_blocks or self.cache.slower_tokens:
             self.cache.index.resize(self.blocks)
         self.kv_room.on_scrape(engine, self._queue_at(now)[0], now)
-        if self.adapters is not None:
-            self.adapters.on_scrape(engine.adapters, engine.adapter_slots)
+        if self.variants is not None:
+            self.variants.on_scrape(engine.variants, engine.variant_slots)
         # Only requests beyond ours in two scrapes in a row count: one scrape may be older than our last attempt.
         running, waiting = engine.running or 0, engine.waiting or 0
         prefilling = len(self.inflight.prefilling) + self.peer_load.prefilling

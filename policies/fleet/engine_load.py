@@ -27,8 +27,8 @@ class EngineLoad:
     started_at: float | None = None  # engine's own wall clock, s; a change means a restart
     prefix_queries: float | None = None  # counters, tokens
     prefix_hits: float | None = None
-    adapters: tuple[str, ...] = ()  # LoRA adapters of running requests
-    adapter_slots: int | None = None
+    variants: tuple[str, ...] = ()  # of running requests
+    variant_slots: int | None = None
     preemptions: float | None = None  # counters
     drafted: float | None = None
     accepted: float | None = None

@@ -26,21 +26,26 @@ from policies.fleet.circuit_breaker import CircuitBreaker
 from policies.fleet.departed import DepartedEndpoints, restore_all, restore_limits
 from policies.fleet.endpoint_state import EndpointState
 from policies.fleet.engine_load import EngineLoad
-from policies.fleet.fleet_reader import FleetReader
-from policies.fleet.fleet_views import FleetViews
+from policies.fleet.fleet_reader import FleetReader, FleetViews
 from policies.fleet.in_flight_attempt import AttemptReport, InFlightAttempt
 from policies.fleet.network_path import NetworkPath
-from policies.fleet.observations import BATCH, AnswerObservation, FirstTokenObservation, Observation, learn_silence
-from policies.fleet.pauses import Pauses
+from policies.fleet.observations import (
+    BATCH,
+    AnswerObservation,
+    FirstTokenObservation,
+    Observation,
+    Pauses,
+    learn_silence,
+)
 from policies.fleet.peers import NO_LOAD, PeerLink, PeerLoad
 from policies.fleet.pool_state import PoolState, share_predictors
+from policies.fleet.route_meters import RouteMeters
 from policies.latency.answer_lengths import AnswerLengths
 from policies.latency.learned_state import LearnedEndpoint, LearnedRegression
 from policies.latency.token_counts import TokenScale
 from policies.latency.tpot import DecodingAnswer
 from policies.latency.ttft_predictor import MATURE_SAMPLES
 from policies.prefix_cache.endpoint_cache import EndpointCache
-from policies.quota.external_use import ExternalUseByRoute
 from policies.rate_limit.endpoint_limits import SavedLimits
 from policies.rate_limit.send_limits import RateLimit
 from policies.routes.route import Route
@@ -78,14 +83,14 @@ class Fleet:
         self._pools: dict[str, PoolState] = {}
         self._departed = DepartedEndpoints()
         self._attempts: dict[Hashable, InFlightAttempt] = {}
-        self._external_use = ExternalUseByRoute()
+        self._meters = RouteMeters()
         self._pauses = Pauses(self._on_pause)
         self.on_beat = self._pauses.on_beat  # called every few ten milliseconds
         self.request_learning: Callable[[], None] = self.learn  # called once there is something to learn
         self._observations: list[Observation] = []
         self._unpublished: dict[EndpointState, None] = {}
         self._views = FleetViews()
-        self.view = FleetReader(self._states, self._pools, self._attempts, self._external_use, self._departed)
+        self.view = FleetReader(self._states, self._pools, self._attempts, self._meters, self._departed)
         self.reload(pools)
 
     def reload(self, pools: Iterable[Pool], *, mended: bool = True) -> None:
@@ -180,9 +185,9 @@ class Fleet:
     # ----------------------------------------------------------------- events of attempts
 
     def on_arrived(self, route: Route, now: float) -> None:
-        """A request of the route, of which the share for APIs is taken."""
-        if (use := self._external_use.of(route)) is not None:
-            use.on_arrived(now)
+        """A request of a route with a meter."""
+        if (meter := self._meters.of(route)) is not None:
+            meter.on_arrived(now)
 
     def on_sent(
         self,
@@ -218,7 +223,7 @@ class Fleet:
             stream=stream,
             answer=answer,
             pending_prompt=pending_prompt,
-            external_use=None if state.pool.local or route is None else self._external_use.of(route),
+            meter=None if state.pool.local or route is None else self._meters.of(route),
             caller=caller,
         )
         attempt.on_sent(key)
@@ -296,7 +301,7 @@ class Fleet:
         else:
             self._judge(attempt, key, outcome, now, report)
         pool = self._pools.get(state.pool.name)
-        if pool is not None and pool.uncounted:
+        if pool is not None and pool.uncounted and state.interference.counted_answers:
             pool.share_tokens_per_event(state)
         if not former:
             self._note_end(attempt, key, outcome, now, report)
@@ -307,11 +312,11 @@ class Fleet:
     ) -> None:
         """The attempt has not been answered: whether its endpoint is to blame."""
         state = attempt.state
-        if report.unknown_model and attempt.prompt.adapter and state.adapters is not None:
-            attempt.on_unknown_adapter(key, state.adapters, now)
+        if report.unknown_model and attempt.prompt.variant and state.variants is not None:
+            attempt.on_unknown_variant(key, state.variants, now)
         else:
             former = attempt.models_before != state.models_before
-            is_own = report.blame is not None and report.blame.fault is Fault.CALLER_KEY
+            is_own = report.blame is not None and report.blame.fault is Fault.CALLER_CREDENTIAL
             outlier = False
             if outcome is AttemptOutcome.REFUSED and not (former or is_own):
                 state.refusals.append(True)
@@ -360,7 +365,8 @@ class Fleet:
             state = observation.attempt.state
             pool = self._pools.get(state.pool.name)
             moved[state] = None
-            if observation.learn(None if pool is None else pool.scale) and pool is not None:
+            is_sample = observation.learn(None if pool is None else pool.scale)
+            if is_sample and pool is not None and (pool.learners or observation.at >= pool.fades_at):
                 moved.update(dict.fromkeys(pool.teach(state, observation.at)))
         for state in moved:
             self._touch(state)
@@ -550,8 +556,8 @@ class Fleet:
     def _lose_cache(self, state: EndpointState) -> None:
         """Engine restarted or gone: assumes an empty cache."""
         state.cache.clear()
-        if state.adapters is not None:
-            state.adapters.clear()
+        if state.variants is not None:
+            state.variants.clear()
         if self._is_member(state):
             self.cache_lost.add(state.endpoint.id)
             self.on_cache_lost(state.endpoint.id)

@@ -4,6 +4,14 @@ Rules:
 - Reads the states of endpoints, pools and attempts that `policies.fleet.fleet.Fleet` alone writes: a question changes
   nothing. All times are seconds of one monotonic clock.
 - The loads of a moment are an argument: `Fleet.snapshot` and `Fleet.snapshot_for` give these.
+
+Fleet snapshots for decisions: a shared snapshot, and a snapshot for each caller with own evidence.
+
+Rules:
+- A snapshot stays the same value until an endpoint's load is marked as changed, or, for loads that change with time,
+  until REFRESH seconds have passed.
+- A caller without own evidence (`policies.fleet.caller_evidence`) gets the shared snapshot. While no caller has own
+  evidence, the check costs one comparison.
 """
 
 from __future__ import annotations
@@ -17,10 +25,11 @@ from policies.fleet.endpoint_state import STALE, EndpointState, EndpointStatisti
 from policies.fleet.engine_load import EngineLoad, EngineRates
 from policies.fleet.in_flight_attempt import InFlightAttempt
 from policies.fleet.pool_state import PoolState, without_larger_window
+from policies.fleet.route_meters import RouteMeters
 from policies.latency.learned_state import LearnedEndpoint
 from policies.latency.token_counts import TokenScale
-from policies.quota.external_use import ExternalUseByRoute
 from policies.rate_limit.endpoint_limits import SavedLimits
+from policies.route_hooks import Meter
 from policies.routes.route import Route
 from policies.types import (
     MEDIAN,
@@ -29,9 +38,11 @@ from policies.types import (
     Completion,
     Endpoint,
     FirstTokenOutlook,
+    FleetSnapshot,
     Forecast,
     Health,
     Load,
+    Pool,
     PoolEstimate,
     Quantiles,
 )
@@ -47,19 +58,19 @@ class FleetReader:
         states: Mapping[str, EndpointState],
         pools: Mapping[str, PoolState],
         attempts: Mapping[Hashable, InFlightAttempt],
-        external_use: ExternalUseByRoute,
+        meters: RouteMeters,
         departed: DepartedEndpoints,
     ) -> None:
         self._states, self._pools = states, pools
         self._attempts = attempts
-        self._external_use = external_use
+        self._meters = meters
         self._departed = departed
 
     def candidates(
         self, loads: Mapping[str, Load], prompt: PoolEstimate, tier: int, price: float, now: float, left: float
     ) -> list[Candidate]:
         """Predictions for the prompt, sent at `now`, at each endpoint of `loads`, all of one pool."""
-        candidates, states, adapter, load_s = list[Candidate](), self._states, prompt.adapter, 0.0
+        candidates, states, variant, load_s = list[Candidate](), self._states, prompt.variant, 0.0
         tokens, blocks = prompt.tokens, prompt.blocks
         is_local = bool(loads) and states[next(iter(loads))].pool.local
         first = blocks.hashes[0] if blocks.hashes else None
@@ -67,15 +78,15 @@ class FleetReader:
             state, wait, rtt, hit, to_load = states[name], 0.0, 0.0, 0, NOTHING
             predictor, cache, network = state.predictor, state.cache, state.network
             if not is_local:
-                predictor = predictor.of(prompt.effort)
+                predictor = predictor.of(prompt.job_class)
             if network is not None:
                 rtt, wait = network.network_s()
                 wait += rtt
             if first in cache.index.runs:  # of most endpoints it is not
                 hit = cache.hit(prompt, state.block_size)
-            if adapter and state.adapters is not None:
-                adapter_wait = state.adapters.wait(adapter, now)
-                wait, load_s = wait + adapter_wait.seconds, adapter_wait.load_s
+            if variant and state.variants is not None:
+                variant_wait = state.variants.wait(variant, now)
+                wait, load_s = wait + variant_wait.seconds, variant_wait.load_s
             if cache.residency is not None:
                 hit, to_load = state.loadable(prompt, hit, load)
                 if to_load:
@@ -131,9 +142,9 @@ class FleetReader:
         tpot = state.tpot_of(load, candidate.prompt_tokens)
         return Completion(candidate.forecast, tokens, state.pace.quantiles(now), tpot)
 
-    def may_use_api(self, route: Route, usd: float, now: float) -> bool:
-        """An attempt of this cost keeps within `limits.external` of the route."""
-        return self._external_use.allows(route, usd, now)
+    def meter(self, route: Route) -> Meter | None:
+        """None: no hook of the route has one."""
+        return self._meters.of(route)
 
     def hit(self, endpoint: Endpoint, prompt: PoolEstimate) -> int:
         """Prompt tokens (the engine's) believed cached at the endpoint: whole blocks, always less than the prompt."""
@@ -163,7 +174,7 @@ class FleetReader:
     def decode_seconds(self, route: Route, tokens: Quantiles) -> float:
         """Expected from the first token to the last of an answer alone on the fastest engine of a route that promises
         `total` alone; 0: not known, or another route."""
-        if not tokens or route.ttft is not None or route.total is None:
+        if route.ttft is not None or route.total is None:
             return 0.0
         known = [alone for pool in route.pools if (alone := self.tpot_alone(pool)) is not None]
         return tokens[MEDIAN] * min(known, default=0.0)
@@ -262,3 +273,74 @@ class FleetReader:
     def answering(self) -> list[Hashable]:
         """Attempts with a first token and no end yet."""
         return [key for key, attempt in self._attempts.items() if attempt.first_at is not None]
+
+
+REFRESH = 0.1  # s after which a snapshot is computed anew without an event: time drains queues
+
+
+class FleetViews:
+    """The loads as of the latest snapshot, and what has changed since."""
+
+    def __init__(self) -> None:
+        self._states: Mapping[str, EndpointState] = {}
+        self.changed: dict[EndpointState, None] = {}  # since the snapshot, in order
+        self.disputed: dict[EndpointState, None] = {}  # with evidence of single callers
+        self._recheck_at = NEVER
+        self._shared = FleetSnapshot(NEVER, {}, {})
+
+    def reload(self, states: Mapping[str, EndpointState], pools: Mapping[str, Pool]) -> None:
+        self._states = states
+        self.changed = dict.fromkeys(states.values())
+        self.disputed = dict.fromkeys(state for state in states.values() if state.callers.states)
+        self._shared = FleetSnapshot(NEVER, pools, {})
+
+    def mark(self, state: EndpointState) -> None:
+        """The load of the endpoint has changed."""
+        self.changed[state] = None
+        if state.callers.states:
+            self.dispute(state)
+
+    def dispute(self, state: EndpointState) -> None:
+        """Single callers have evidence of the endpoint."""
+        if self._states.get(state.endpoint.id) is state:  # not removed by a reload
+            self.disputed[state] = None
+
+    def at(self, now: float) -> FleetSnapshot:
+        """For all callers."""
+        if now >= self._recheck_at:
+            self._recheck(now)
+        if self.changed:
+            loads = dict(self._shared.loads)
+            for state in self.changed:
+                if self._states.get(state.endpoint.id) is state:
+                    state.advance(now)
+                    loads[state.endpoint.id] = state.load(now)
+            self.changed.clear()
+            self._shared = FleetSnapshot(now, self._shared.pools, loads)
+        return self._shared
+
+    def _recheck(self, now: float) -> None:
+        """Mark loads that change with time, and drop expired evidence of callers."""
+        self._recheck_at = now + REFRESH
+        for name, load in self._shared.loads.items():
+            if load.prefilling or load.health is not Health.UP or load.running + load.waiting > load.in_flight:
+                self.changed[self._states[name]] = None
+        for state in [*self.disputed]:
+            state.callers.expire(now)
+            if not state.callers.states or self._states.get(state.endpoint.id) is not state:
+                del self.disputed[state]
+
+    def for_caller(self, caller: str, now: float) -> FleetSnapshot:
+        """As `at`, while nothing is `disputed`."""
+        shared = self.at(now)
+        own = {
+            state.endpoint.id: state.load_for(caller, shared.loads[state.endpoint.id], now)
+            for state in self.disputed
+            if caller in state.callers.states
+        }
+        return FleetSnapshot(shared.at, shared.pools, {**shared.loads, **own}) if own else shared
+
+    def load_for(self, caller: str, endpoint_id: str, now: float) -> Load:
+        """Raises KeyError where the endpoint is not in the fleet."""
+        load, state = self.at(now).loads[endpoint_id], self._states[endpoint_id]
+        return state.load_for(caller, load, now) if state in self.disputed else load

@@ -13,15 +13,15 @@ from collections.abc import Hashable
 from dataclasses import dataclass, replace
 
 from policies.blame.blame import BLAME, Blame, Evidence, Fault, blame_of, reason
-from policies.fleet.adapter_slots import LOADED, UNKNOWN, AdapterSlots, AdapterWait
 from policies.fleet.circuit_breaker import BreakerState
 from policies.fleet.endpoint_state import EWMA_WEIGHT, EndpointState
 from policies.latency.token_counts import NO_QUEUE, PrefillQueue, PrefillTokens
 from policies.latency.tpot import DecodingAnswer
 from policies.latency.ttft_predictor import PrefillWork
 from policies.prefix_cache.endpoint_cache import PendingPrompt
-from policies.quota.external_use import ExternalUse
+from policies.route_hooks import Meter
 from policies.types import AttemptOutcome, Candidate, Forecast, Health, PoolEstimate
+from policies.variants import LOADED, UNKNOWN, VariantSlots, VariantWait
 
 OVERDUE_QUANTILE = 0.98  # of the forecast, after which an attempt counts as silent
 MIN_OVERDUE = 0.5  # s
@@ -42,7 +42,7 @@ class AttemptReport:
     engine_ttft: float | None = None  # s
     retry_after: float | None = None  # s
     connected: bool = True  # False: refused, or reset before a byte came
-    unknown_model: bool = False  # the server does not know the name of the model or adapter
+    unknown_model: bool = False  # the server does not know the name of the model or variant
     blame: Blame | None = None  # of a failed attempt; None: by its outcome
     cause: str = ""  # of a failure: "401 invalid_api_key: Incorrect API key provided", "connection refused"
     output_tokens: int = 0  # without a report too: as far as the answer was read
@@ -69,7 +69,7 @@ class InFlightAttempt:
     models_before: int = 0  # of the endpoint; another number by now: nothing is learned, and no failure counts
     found_room: bool = True  # in the engine's KV cache, at the sending
     kv_tokens: int = 0  # of this room, that the prompt takes
-    adapter_wait: AdapterWait = LOADED
+    variant_wait: VariantWait = LOADED
     kv_load_s: float = 0.0  # to load cached tokens from slower tiers
     network_s: float = 0.0  # of the TTFT: a round trip, and a new connection where one was needed
     waited: float = 0.0  # s of the TTFT in which the engine neither queued nor computed the prompt: all these
@@ -77,9 +77,11 @@ class InFlightAttempt:
     running: int = 0  # decoding answers at the first token
     context: int = 0  # tokens of the prompts of these answers
     prefill_s: float = 0.0  # sent to the endpoint in all, by then
-    external_use: ExternalUse | None = None  # of the route, where it has a limit and this is an API
+    meter: Meter | None = None  # of the route, where it has one and this is an API
     caller: str = ""  # name of the key, or an address; empty: the gateway itself
-    paused: bool = False  # this process was paused meanwhile (`policies.fleet.pauses`): nothing of it tells a time
+    paused: bool = (
+        False  # this process was paused meanwhile (`policies.fleet.observations`): nothing of it tells a time
+    )
     overdue: bool = False  # left as silent, for longer than a forecast can explain
     unread: bool = False  # the caller stopped reading for a while, so did the gateway: no pace can be learned
 
@@ -94,16 +96,16 @@ class InFlightAttempt:
         stream: bool,
         answer: DecodingAnswer,
         pending_prompt: PendingPrompt | None,
-        external_use: ExternalUse | None,
+        meter: Meter | None,
         caller: str,
     ) -> InFlightAttempt:
         """An attempt sent now, with the work ahead of its prompt."""
         state.advance(now)
         work = state.work(candidate.prompt_tokens, candidate.hit, now)
-        adapters, queue = state.adapters if prompt.adapter else None, state.queue
+        variants, queue = state.variants if prompt.variant else None, state.queue
         queued, rate = work.queued_tokens, state.predictor.drain_rate
-        predictor = state.predictor if state.pool.local else state.predictor.of(prompt.effort)
-        adapter_wait = LOADED if adapters is None else adapters.on_sent(prompt.adapter, now)
+        predictor = state.predictor if state.pool.local else state.predictor.of(prompt.job_class)
+        variant_wait = LOADED if variants is None else variants.on_sent(prompt.variant, now)
         kv_load_s, network_s = state.kv_loads.seconds(candidate.to_load) if candidate.to_load else 0.0, state.rtt
         return cls(
             state=state,
@@ -124,9 +126,9 @@ class InFlightAttempt:
             kv_tokens=kv_tokens,
             kv_load_s=kv_load_s,
             network_s=network_s,
-            waited=adapter_wait.seconds + kv_load_s + network_s,
-            adapter_wait=adapter_wait,
-            external_use=external_use,
+            waited=variant_wait.seconds + kv_load_s + network_s,
+            variant_wait=variant_wait,
+            meter=meter,
             caller=caller,
         )
 
@@ -134,14 +136,14 @@ class InFlightAttempt:
         """Takes the attempt into the counts of the endpoint."""
         state, work, hit, now = self.state, self.work, self.candidate.hit, self.sent_at
         prefill_s = state.predictor.prefill_seconds(work.uncached, work.uncached * (hit + 0.5 * work.uncached))
-        state.interference.on_prefill(prefill_s + self.adapter_wait.load_s, now)
+        state.interference.on_prefill(prefill_s + self.variant_wait.load_s, now)
         state.inflight.on_sent(key, work.uncached, now, hit, self.stream)
         state.predictor.on_sent()
         state.last_used_at = now
         if not state.pool.local:  # an engine has no limits
             state.limits.on_sent(self.candidate.prompt_tokens, now)
-        if self.external_use is not None:
-            self.external_use.on_sent(self.candidate.price, now)
+        if self.meter is not None:
+            self.meter.on_sent(self.candidate.price, now)
         if state.callers.states or state.breaker.state is not _CLOSED:
             state.callers.on_sent(key, self.caller, now)
         state.typical_prompt += (work.uncached - state.typical_prompt) * EWMA_WEIGHT
@@ -157,8 +159,8 @@ class InFlightAttempt:
         state.inflight.on_first_token(key, now)
         state.callers.on_answer(key, self.caller, now)
         state.newest_answered = max(state.newest_answered, self.sent_at)
-        if state.adapters is not None:
-            state.adapters.on_answer(self.prompt.adapter)
+        if state.variants is not None:
+            state.variants.on_answer(self.prompt.variant)
 
     def on_unread(self, key: Hashable) -> None:
         """The caller does not read: how fast the answer is read from the endpoint says nothing of the endpoint."""
@@ -177,18 +179,18 @@ class InFlightAttempt:
         if self.first_at is None and outcome is AttemptOutcome.COMPLETED:
             state.inflight.on_first_token(key, now)
             state.newest_answered = max(state.newest_answered, self.sent_at)
-            if state.adapters is not None:
-                state.adapters.on_answer(self.prompt.adapter)
+            if state.variants is not None:
+                state.variants.on_answer(self.prompt.variant)
         elif self.first_at is None:
             state.kv_room.on_left(self.kv_tokens, self.sent_at)
         state.inflight.on_ended(key, now)
         if not state.pool.local:
             state.limits.on_output(report.output_tokens or report.completion_tokens or 0, now)
-        if self.prompt.adapter and state.adapters is not None:
-            state.adapters.on_ended(self.prompt.adapter, now - self.sent_at)
+        if self.prompt.variant and state.variants is not None:
+            state.variants.on_ended(self.prompt.variant, now - self.sent_at)
         state.interference.on_ended(key, report.mean_itl, report.completion_tokens)
-        if self.external_use is not None and report.completion_tokens is not None:
-            self.external_use.on_cost(self.cost(report) - self.candidate.price, now)
+        if self.meter is not None and report.completion_tokens is not None:
+            self.meter.on_cost(self.cost(report) - self.candidate.price, now)
 
     @property
     def prompt_tokens(self) -> int:
@@ -225,7 +227,8 @@ class InFlightAttempt:
 
     def _forecast_of(self, prefills: PrefillTokens, reported: float, now: float) -> Forecast:
         """TTFT from the begin of these prefills, the last of which is the attempt's own."""
-        predictor, ahead = self.state.predictor.of(self.prompt.effort), prefills.tokens + reported - self.work.uncached
+        predictor = self.state.predictor.of(self.prompt.job_class)
+        ahead = prefills.tokens + reported - self.work.uncached
         pairs = prefills.pairs + reported * self.queue.context_per_token
         work = replace(self.work, queued_tokens=ahead, pairs=pairs)
         return replace(
@@ -260,11 +263,11 @@ class InFlightAttempt:
             self.state.limits.on_not_taken(self.candidate.prompt_tokens, self.sent_at)
             callers.on_failed(key, self.caller, blame.outcome, blame.evidence, now, connected=connected, why=why)
 
-    def on_unknown_adapter(self, key: Hashable, adapters: AdapterSlots, now: float) -> None:
-        """The engine does not know the adapter; its other models are served."""
-        callers, adapter = self.state.callers, self.prompt.adapter
-        if callers.on_unknown_adapter(adapter, self.caller, now, now + UNKNOWN):
-            adapters.on_unknown(adapter, now)
+    def on_unknown_variant(self, key: Hashable, variants: VariantSlots, now: float) -> None:
+        """The engine does not know the variant; its other models are served."""
+        callers, variant = self.state.callers, self.prompt.variant
+        if callers.on_unknown_variant(variant, self.caller, now, now + UNKNOWN):
+            variants.on_unknown(variant, now)
         callers.on_replied(key, self.caller, AttemptOutcome.CANCELLED, now)
 
     def _on_busy(self, blame: Blame, report: AttemptReport, now: float) -> None:

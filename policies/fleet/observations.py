@@ -7,12 +7,20 @@ Rules:
 - Of an endpoint with fewer than MATURE_SAMPLES first tokens an observation is learned at once: the next decision of a
   cold start may depend on it.
 - An observation of a model that the endpoint no longer serves is learned before the change, or not noted.
-- A request that waited for an adapter, for cached tokens from a slower tier, or maybe for KV blocks, says nothing of
+- A request that waited for a variant, for cached tokens from a slower tier, or maybe for KV blocks, says nothing of
   the engine's speed.
+
+Pauses of this process: stopped by a signal or a debugger, a frozen machine, an event loop that was held up.
+
+Rules:
+- A beat is due every few ten milliseconds. An event more than PAUSE after the latest one comes after a pause.
+- What was in progress then was not watched: its times are of the pause, and teach nothing of an endpoint. Shorter
+  stalls are within the errors that forecasts are made for.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from policies.fleet.engine_kv_cache import LEAST
@@ -20,7 +28,37 @@ from policies.fleet.in_flight_attempt import AttemptReport, InFlightAttempt
 from policies.latency.token_counts import TokenScale
 from policies.latency.tpot import MIN_TPOT
 from policies.latency.ttft_predictor import MIN_TTFT, TtftSample
-from policies.types import TRAINED_SAMPLES
+from policies.types import FOREVER, NEVER, TRAINED_SAMPLES
+
+PAUSE = 0.5  # s without a beat
+
+
+class Pauses:
+    """`due`: an event later than this comes after a pause that is not noted yet; FOREVER: no beat is awaited."""
+
+    __slots__ = ("_beat_at", "_began", "_ended", "_on_pause", "due")
+
+    def __init__(self, on_pause: Callable[[], None]) -> None:
+        self.due = FOREVER
+        self._on_pause = on_pause
+        self._beat_at = self._began = self._ended = NEVER
+
+    def on_beat(self, now: float) -> None:
+        """The event loop runs."""
+        if now > self.due:
+            self.note(now)
+        self._beat_at, self.due = now, now + PAUSE
+
+    def note(self, now: float) -> None:
+        """A pause is over."""
+        self._began, self._ended = self._beat_at, now
+        self.due = FOREVER
+        self._on_pause()
+
+    def within(self, since: float, until: float) -> float:
+        """Seconds of that time in the latest pause."""
+        return max(min(self._ended, until) - max(self._began, since), 0.0)
+
 
 BATCH = 16  # observations
 LINGER = 0.05  # s
@@ -45,20 +83,20 @@ class FirstTokenObservation:
             return False
         predictor = state.predictor
         if not state.pool.local:
-            predictor = predictor.learner_of(attempt.prompt.effort, self.at)
+            predictor = predictor.learner_of(attempt.prompt.job_class, self.at)
         predictor.observe(sample_of(attempt, max(ttft - attempt.waited, MIN_TTFT)), self.at)
         return True
 
     def _is_of_something_else(self, ttft: float) -> bool:
-        """True if the request may have waited for anything besides prefill: KV space, an adapter, a cache load. Adapter
+        """True if the request may have waited for anything besides prefill: KV space, a variant, a cache load. Variant
         and cache load times are learned from the wait."""
         attempt = self.attempt
-        state, wait = attempt.state, attempt.adapter_wait
+        state, wait = attempt.state, attempt.variant_wait
         if not attempt.found_room or state.kv_room.overflowed_at >= attempt.sent_at:
             return True
         if wait.seconds:
-            if wait.load_s and state.adapters is not None:
-                state.adapters.learn(ttft - attempt.predicted_ttft - (attempt.waited - wait.load_s))
+            if wait.load_s and state.variants is not None:
+                state.variants.learn(ttft - attempt.predicted_ttft - (attempt.waited - wait.load_s))
             return True
         to_load = attempt.candidate.to_load
         if to_load and not attempt.work.queued_tokens and sum(to_load) >= LEAST:
@@ -114,7 +152,7 @@ def learn_silence(attempt: InFlightAttempt, now: float) -> None:
     had_room = attempt.found_room and state.kv_room.overflowed_at < attempt.sent_at
     if not had_room and state.predictor.samples >= TRAINED_SAMPLES:
         return
-    learner = state.predictor.learner_of(attempt.prompt.effort, now)
+    learner = state.predictor.learner_of(attempt.prompt.job_class, now)
     learner.observe_at_least(sample_of(attempt, now - attempt.sent_at - attempt.waited), now)
     trial_s = attempt.candidate.trial_s
     if trial_s and now - attempt.sent_at >= TRIAL * trial_s:  # not where the caller has left before
@@ -127,7 +165,7 @@ def sample_of(attempt: InFlightAttempt, ttft: float) -> TtftSample:
     queue, work, predicted, predictor = attempt.queue, attempt.work, attempt.predicted_ttft, attempt.state.predictor
     tokens = attempt.prompt_tokens if attempt.prompt.margin else work.prompt_tokens
     if wrong := max(tokens - work.prompt_tokens, 1 - work.uncached):
-        own, work = predictor.of(attempt.prompt.effort), work.with_more(wrong)
+        own, work = predictor.of(attempt.prompt.job_class), work.with_more(wrong)
         predicted *= own.point_estimate(work, attempt.sent_at) / own.point_estimate(attempt.work, attempt.sent_at)
     if queue.tokens:
         rate = predictor.prefill_rate(queue.context_per_token)

@@ -68,8 +68,6 @@ class PoolState:
 
     def share_tokens_per_event(self, teacher: EndpointState) -> None:
         """Give the tokens per event that `teacher` has seen to endpoints without an answer of their own."""
-        if not teacher.interference.counted_answers or not self.uncounted:
-            return
         self.uncounted = [one for one in self.uncounted if not one.interference.counted_answers]
         for one in self.uncounted:
             one.interference.tokens_per_event = teacher.interference.tokens_per_event

@@ -151,11 +151,8 @@ class AnswerLengths:
             self._outputs[route] = OutputLengths()
         self._outputs[route].observe(tokens, *narrower, under_p90=under_p90)
 
-    def expected_reasoning(self, route: Route, effort: str, now: float) -> Mapping[str, Forecast] | None:
-        """Seconds of reasoning before the answer, by pool, of a class of effort; None: the route's budget is not of the
-        answer."""
-        if not route.promises_answer:
-            return None
+    def expected_reasoning(self, route: Route, effort: str, now: float) -> Mapping[str, Forecast]:
+        """Seconds of reasoning before the answer, by pool, of a class of effort."""
         return {pool: self._expected_reasoning((route.name, pool), effort, now) for pool in route.pools}
 
     def _expected_reasoning(self, model: tuple[str, str], effort: str, now: float) -> Forecast:

@@ -186,13 +186,13 @@ class LearnedEndpoint:
     served: str = ""
     engine: LearnedEngine | None = None
     api: LearnedApi | None = None
-    adapter_load_s: float | None = None  # of a LoRA adapter
+    variant_load_s: float | None = None  # of a variant of the model
 
     def __post_init__(self) -> None:
         _at_most("model name", self.served, MAX_NAME)
         _within("share of TPOT", (self.tpot_share,), 0.0, 1.0)
         _within("tokens per event", (self.tokens_per_event,), 1.0, 1000.0)
-        _within("load time of adapters", (self.adapter_load_s or 0.0,), 0.0, 1000.0)
+        _within("load time of variants", (self.variant_load_s or 0.0,), 0.0, 1000.0)
         if (self.engine is None) == (self.api is None):
             raise ValueError("endpoint that is neither an engine nor an API")
 

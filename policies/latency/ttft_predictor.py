@@ -117,19 +117,19 @@ class TtftPredictor(ABC):
         self, load: Load, tokens: int, hit: int, now: float, wait: float = 0.0, load_s: float = 0.0
     ) -> Forecast:
         """TTFT and TPOT of a prompt sent now with `hit` of `tokens` cached, at an endpoint with the latest `load`.
-        `wait`: s on the network, and until the engine has the LoRA adapter and all that is cached; `load_s`: s of
-        engine time for the load of the adapter."""
+        `wait`: s on the network, and until the engine has the variant and all that is cached; `load_s`: s of
+        engine time for the load of the variant."""
 
     @abstractmethod
     def warm_start_from(self, sibling: Self, now: float) -> None:
         """Start from the state learned by another endpoint of the pool."""
 
-    def of(self, effort: str) -> Self:
+    def of(self, job_class: str) -> Self:
         """The predictor for a class of reasoning effort. Engines stream their reasoning: a single predictor serves
         all."""
         return self
 
-    def learner_of(self, effort: str, now: float) -> Self:
+    def learner_of(self, job_class: str, now: float) -> Self:
         """The predictor that learns from such a request."""
         return self
 

@@ -1,14 +1,15 @@
 """Lessons of refusals by place (a pool, its model, the operation spoken), with their evidence.
 
 Rules:
-- A refusal teaches a lesson for its own caller only. The lesson is on trial, and applies to the caller's next requests.
-- A lesson is proven for the caller after answers to PROOFS changed bodies, and for all callers after such an answer to
-  each of two callers: evidence of a single caller never changes another caller's requests.
-- A lesson on trial is dropped if a changed body is refused as well.
-- A trial lasts TRIAL seconds, a proven lesson LASTING seconds from proof; then the server is retested, as servers
-  change.
-- Limits: MOST_OWN lessons per caller, MOST_CALLERS callers, MOST_SHARED lessons per place, MOST_PLACES places. The
-  oldest are dropped first.
+- Evidence is the answer to a request that was refused and then changed by the lesson. Nothing else is remembered: not a
+  refusal alone, and not an answer to a body that was changed before it was sent.
+- Such an answer counts for its own caller for OWN seconds, and for all callers for SHARED seconds once a second witness
+  agrees: another caller. Callers without a name have no lessons of their own, and are a second witness after APART
+  seconds.
+- An answer to a body that the lesson would have changed contradicts the lesson: the first witness counts no more.
+- A lesson that has lapsed is learned anew, from a new refusal: servers change, and a wrong lesson ends by itself.
+- Limits: MOST_OWN lessons per caller, of which MOST_OWN_HERE count at a place, MOST_CALLERS callers, MOST_SHARED
+  lessons and MOST_WITNESSED witnesses per place, MOST_PLACES places. The oldest are dropped first.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-PROOFS = 2  # answers to bodies changed by a lesson, of one caller
-TRIAL = 600.0  # s
-LASTING = 86_400.0  # s
+OWN = 600.0  # s
+SHARED = 3600.0  # s
+APART = 60.0  # s, of two witnesses without a name
 MOST_OWN = 64  # over all pools, of which each may teach several
+MOST_OWN_HERE = 16  # of a caller at a place: each is looked for in each body
 MOST_CALLERS = 1_000
 MOST_SHARED = 32
+MOST_WITNESSED = 8
 MOST_PLACES = 256
 
 L = TypeVar("L", bound=Hashable)
@@ -39,17 +42,17 @@ class Place:
     operation: str
 
 
-@dataclass(slots=True)
-class LessonEvidence:
-    """`answered`: bodies changed by the lesson that were answered."""
+@dataclass(frozen=True, slots=True)
+class Witness:
+    """The first caller for whom a lesson helped. `caller` empty: without a name."""
 
-    until: float
-    answered: int = 0
+    caller: str
+    at: float
 
 
 @dataclass(frozen=True, slots=True)
 class KnownLesson(Generic[L]):
-    """A lesson as shown to the operator. `callers`: number affected; 0: all. `left`: seconds until retested."""
+    """A lesson as shown to the operator. `callers`: number affected; 0: all. `left`: seconds until it lapses."""
 
     place: Place
     lesson: L
@@ -57,68 +60,50 @@ class KnownLesson(Generic[L]):
     left: float
 
 
-Own = dict[tuple[Place, L], LessonEvidence]
-
-
 @dataclass(slots=True)
 class LessonBook(Generic[L]):
-    """Times are monotonic seconds, as given."""
+    """Times are monotonic seconds, as given. A caller's name is empty where callers are not told apart."""
 
-    _own: dict[str, Own[L]] = field(default_factory=dict)  # by caller, the latest last
+    _own: dict[str, dict[tuple[Place, L], float]] = field(default_factory=dict)  # until when, by caller, latest last
     _shared: dict[Place, dict[L, float]] = field(default_factory=dict)  # until when
-    _first: dict[tuple[Place, L], str] = field(default_factory=dict)  # the first caller with an answer
+    _witnessed: dict[Place, dict[L, Witness]] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self._own or self._shared)
 
     def of(self, place: Place, caller: str, now: float) -> list[L]:
-        """Lessons that count for a request; lessons proven for all callers come first."""
-        shared, own = self._shared.get(place, {}), self._own.get(caller, {})
-        found = [lesson for lesson, until in shared.items() if now < until]
-        mine = [lesson for (where, lesson), seen in own.items() if where == place and now < seen.until]
-        return found + [lesson for lesson in mine if lesson not in found]
+        """Lessons that count for a request; lessons that count for all callers come first."""
+        found = [lesson for lesson, until in self._shared.get(place, {}).items() if now < until]
+        own = self._own.get(caller, {})
+        mine = [lesson for (where, lesson), until in own.items() if where == place and now < until]
+        return found + [lesson for lesson in mine[-MOST_OWN_HERE:] if lesson not in found]
 
-    def is_on_trial(self, place: Place, caller: str, lesson: L) -> bool:
-        """More answers would prove it for the caller."""
-        seen = self._own.get(caller, {}).get((place, lesson))
-        return seen is not None and seen.answered < PROOFS
+    def in_question(self, place: Place, now: float) -> list[L]:
+        """Lessons with one witness."""
+        return [lesson for lesson, first in self._witnessed.get(place, {}).items() if now - first.at < OWN]
 
     # -- events -----------------------------------------------------------------------------
 
-    def refused(self, place: Place, caller: str, lesson: L, now: float) -> None:
-        """A refusal has taught the lesson."""
+    def helped(self, place: Place, caller: str, lesson: L, now: float, *, concerns_all: bool) -> None:
+        """A refused request was answered after the change. `concerns_all` False: other callers have no such member."""
         self._drop_lapsed(place, caller, now)
-        own = self._own.pop(caller, {})
-        self._own[caller] = own
-        own.setdefault((place, lesson), LessonEvidence(now + TRIAL)).until = now + TRIAL
-        while len(own) > MOST_OWN:
-            self._drop(caller, next(iter(own)))
-        while len(self._own) > MOST_CALLERS:
-            self._drop_caller(next(iter(self._own)))
+        if caller:
+            self._keep_own(place, caller, lesson, now)
+        if concerns_all:
+            self._testify(place, caller, lesson, now)
 
-    def answered(self, place: Place, caller: str, lesson: L, now: float) -> None:
-        """A body that was changed by the lesson has got an answer."""
-        seen = self._own.get(caller, {}).get((place, lesson))
-        if seen is None:
-            return
-        seen.answered += 1
-        if seen.answered == PROOFS:
-            seen.until = now + LASTING
-        if self._first.setdefault((place, lesson), caller) != caller:
-            self._share(place, lesson, now)
-
-    def failed(self, place: Place, caller: str, lesson: L) -> None:
-        """A body changed by the lesson was refused, and the refusal taught nothing new."""
-        seen = self._own.get(caller, {}).get((place, lesson))
-        if seen is not None and not seen.answered:
-            self._drop(caller, (place, lesson))
+    def contradicted(self, place: Place, lesson: L) -> None:
+        """A body that the lesson would have changed was answered."""
+        self._drop_witness(place, lesson)
 
     def keep(self, is_kept: Callable[[str], bool]) -> None:
         """Forget the pools that are not kept."""
         for caller, own in list(self._own.items()):
             for key in [each for each in own if not is_kept(each[0].pool)]:
                 self._drop(caller, key)
-        self._shared = {place: known for place, known in self._shared.items() if is_kept(place.pool)}
+        for known in (self._shared, self._witnessed):
+            for place in [each for each in known if not is_kept(each.pool)]:
+                del known[place]
 
     # -- views ------------------------------------------------------------------------------
 
@@ -131,18 +116,49 @@ class LessonBook(Generic[L]):
                 )
         callers: dict[tuple[Place, L], list[float]] = {}
         for own in self._own.values():
-            for key, seen in own.items():
-                if key[0].pool == pool and now < seen.until and key[1] not in self._shared.get(key[0], {}):
-                    callers.setdefault(key, []).append(seen.until - now)
+            for key, until in own.items():
+                if key[0].pool == pool and now < until and now >= self._shared.get(key[0], {}).get(key[1], now):
+                    callers.setdefault(key, []).append(until - now)
         for (place, lesson), left in callers.items():
             yield KnownLesson(place, lesson, len(left), max(left))
 
-    # -- bounds -----------------------------------------------------------------------------
+    # -- evidence ---------------------------------------------------------------------------
+
+    def _keep_own(self, place: Place, caller: str, lesson: L, now: float) -> None:
+        own = self._own.pop(caller, {})
+        self._own[caller] = own
+        own.pop((place, lesson), None)
+        own[place, lesson] = now + OWN
+        _keep_latest(own, MOST_OWN)
+        _keep_latest(self._own, MOST_CALLERS)
+
+    def _testify(self, place: Place, caller: str, lesson: L, now: float) -> None:
+        first = self._witnessed.get(place, {}).get(lesson)
+        if first is None or now - first.at >= OWN:
+            self._note_witness(place, lesson, Witness(caller, now))
+        elif first.caller != caller or (not caller and now - first.at >= APART):
+            self._drop_witness(place, lesson)
+            self._share(place, lesson, now)
+
+    def _note_witness(self, place: Place, lesson: L, witness: Witness) -> None:
+        known = self._witnessed.pop(place, {})
+        self._witnessed[place] = known
+        known.pop(lesson, None)
+        known[lesson] = witness
+        _keep_latest(known, MOST_WITNESSED)
+        _keep_latest(self._witnessed, MOST_PLACES)
+
+    def _drop_witness(self, place: Place, lesson: L) -> None:
+        known = self._witnessed.get(place, {})
+        known.pop(lesson, None)
+        if not known:
+            self._witnessed.pop(place, None)
 
     def _share(self, place: Place, lesson: L, now: float) -> None:
         shared = self._shared.pop(place, {})
         self._shared[place] = shared
-        shared[lesson] = now + LASTING
+        shared.pop(lesson, None)
+        shared[lesson] = now + SHARED
         for caller, own in list(self._own.items()):
             if (place, lesson) in own:
                 self._drop(caller, (place, lesson))
@@ -150,24 +166,17 @@ class LessonBook(Generic[L]):
         _keep_latest(self._shared, MOST_PLACES)
 
     def _drop_lapsed(self, place: Place, caller: str, now: float) -> None:
-        """The evidence of what has lapsed counts no more."""
-        own, shared = self._own.get(caller, {}), self._shared.get(place, {})
-        for key in [each for each, seen in own.items() if now >= seen.until]:
+        for key in [each for each, until in self._own.get(caller, {}).items() if now >= until]:
             self._drop(caller, key)
+        shared = self._shared.get(place, {})
         for lesson in [each for each, until in shared.items() if now >= until]:
             del shared[lesson]
 
     def _drop(self, caller: str, key: tuple[Place, L]) -> None:
         own = self._own[caller]
         del own[key]
-        if self._first.get(key) == caller:
-            del self._first[key]
         if not own:
             del self._own[caller]
-
-    def _drop_caller(self, caller: str) -> None:
-        for key in list(self._own[caller]):
-            self._drop(caller, key)
 
 
 def _keep_latest(known: dict[K, V], most: int) -> None:

@@ -258,7 +258,7 @@ class EndpointCache:
         after = None if run is None else run.binding
         stamp = self.index.record(prompt.blocks.hashes)
         if self.residency is not None:
-            self.residency.on_sent(key, session, stamp, prompt.adapter)
+            self.residency.on_sent(key, session, stamp, prompt.variant)
         return PendingPrompt(prompt, depth, stamp, after)
 
     def on_answered(self, key: Hashable, pending: PendingPrompt, tokens: int | None, cached: int | None) -> bool:

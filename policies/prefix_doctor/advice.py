@@ -8,7 +8,7 @@ from typing import Any
 
 from policies.prefix_doctor.break_class import BreakClass, mend
 from policies.prefix_doctor.prefix_ledger import DAY
-from policies.prefix_doctor.prompt_outline import PARTS
+from policies.prompt_outline import PARTS
 
 WEEK = 7  # days
 SHORTEST = 60.0  # s of observation from which a day is extrapolated

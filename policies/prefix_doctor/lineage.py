@@ -15,14 +15,14 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from heapq import heapify, heapreplace
 from typing import Any, NamedTuple
 
 from policies.prefix_doctor.break_class import BreakClass, BreakMark, changed_class
-from policies.prefix_doctor.prompt_outline import TOOLS, PartOutline, PromptOutline, ReadBreakMark
+from policies.prompt_outline import TOOLS, PartOutline, PromptOutline
 
 NOTICEABLE = 128  # tokens
 HASHES = 4096  # blocks of a prompt that are kept: 120,000 tokens
@@ -31,6 +31,8 @@ CONVERSATIONS = 512  # names of prompts, of one caller
 MEMORY = 16_000_000  # bytes
 ENTRY = 600  # bytes of an entry without digests and hashes (tracemalloc)
 SHIFT = 64  # messages that may be left out or inserted
+
+ReadBreakMark = Callable[[int, int, int], BreakMark | None]  # part, byte where it begins, block; None: not now
 
 
 class Link(StrEnum):

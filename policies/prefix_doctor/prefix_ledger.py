@@ -15,7 +15,7 @@ from operator import add
 from typing import Any, NamedTuple
 
 from policies.prefix_doctor.lineage import Lineage, PrefixBreak
-from policies.prefix_doctor.prompt_outline import EMPTY, PARTS, Composition
+from policies.prompt_outline import EMPTY, PARTS, Composition
 
 GENERATION = 43_200.0  # s
 DAY = 86_400  # s

@@ -137,8 +137,8 @@ class QueueView:
             queues, delayed = self.queues, dict[str, Load]()
             ahead = queues.ahead(queued) if queues.assigned or queues.in_dispatch else NOTHING_AHEAD
             for name, load in snapshot.loads.items():
-                # Loading an adapter at another engine stalls the answers there, and closes that engine as well.
-                reopens_in = 0.0 if queued.route.adapters else load.reopens_in
+                # Loading a variant at another engine stalls the answers there, and closes that engine as well.
+                reopens_in = 0.0 if queued.route.variants else load.reopens_in
                 if name in ahead or reopens_in or behind:
                     delayed[name] = self._delayed(name, load, ahead.get(name, Ahead()), behind, reopens_in)
             if delayed:

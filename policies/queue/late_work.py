@@ -97,20 +97,17 @@ class RefusedRequests:
     prompt, of each the latest REMEMBERED."""
 
     def __init__(self) -> None:
-        self._until: dict[tuple[str, str], dict[int, float]] = {}
+        self.until: dict[tuple[str, str], dict[int, float]] = {}
         self._sweep_at = REMEMBERED  # tenants and routes
-
-    def __bool__(self) -> bool:
-        return bool(self._until)
 
     def add(self, queued: QueuedRequest, retry_after: float, now: float) -> None:
         """A prompt without a full block is not remembered: it costs no engine much."""
         if not (hashes := _hashes(queued)):
             return
-        if len(self._until) >= self._sweep_at:
-            self._until = {owner: own for owner, own in self._until.items() if max(own.values()) >= now}
-            self._sweep_at = 2 * len(self._until) + REMEMBERED
-        own = self._until.setdefault((queued.tenant, queued.route.name), {})
+        if len(self.until) >= self._sweep_at:
+            self.until = {owner: own for owner, own in self.until.items() if max(own.values()) >= now}
+            self._sweep_at = 2 * len(self.until) + REMEMBERED
+        own = self.until.setdefault((queued.tenant, queued.route.name), {})
         own.pop(hashes[-1], None)
         own[hashes[-1]] = now + COMES_BACK * retry_after
         if len(own) > REMEMBERED:
@@ -119,13 +116,13 @@ class RefusedRequests:
     def take(self, queued: QueuedRequest, now: float) -> bool:
         """The same prompt was refused lately, or an earlier turn of its session."""
         owner = queued.tenant, queued.route.name
-        if (own := self._until.get(owner)) is None:
+        if (own := self.until.get(owner)) is None:
             return False
         block = next((block for block in reversed(_hashes(queued)) if own.get(block, NEVER) >= now), None)
         if block is not None:
             del own[block]
             if not own:
-                del self._until[owner]
+                del self.until[owner]
         return block is not None
 
 

@@ -8,9 +8,9 @@ Rules:
   (`policies.queue.hold_rules`). At the head of the queue it is decided again.
 - Where not all of a queue come in time, prefills much longer than one that would be late behind them are late in its
   place, the longest first (Moore and Hodgson, 1968): most requests are then in time.
-- An assigned request is decided again every RECHECK seconds where the route has another tier or region, or its endpoint
-  is closed. It moves to one of more value, or at the last moment at which that one makes the deadline; from a closed
-  endpoint to one with room.
+- An assigned request is decided again every RECHECK seconds where the route has another tier or part of one, or its
+  endpoint is closed. It moves to one of more value, or at the last moment at which that one makes the deadline; from a
+  closed endpoint to one with room.
 - A late request goes to an idle endpoint, the fastest of each pool, or queues behind all in time, or is refused where
   it would wait for too long (`policies.queue.late_work`), unless the forecast is not trained.
 """
@@ -171,8 +171,8 @@ class PlacementRound:
         return None
 
     def _other_place(self, queued: QueuedRequest, decision: Decision, here: Endpoint) -> Candidate | None:
-        """The first candidate of another tier or region in time, if it is the best, or would be late after another
-        RECHECK seconds: the forecast of when answers here have caught up may have been wrong all the time."""
+        """The first candidate of another tier, or part of one, in time, if it is the best, or would be late after
+        another RECHECK seconds: the forecast of when answers here have caught up may have been wrong all the time."""
         for each in decision.ranked:
             if not queued.route.is_same_part(each.endpoint, here) and queued.qualifies(each):
                 ttft = each.forecast.quantile(queued.route.target) + queued.extra_unseen(each.endpoint.pool)

@@ -81,9 +81,9 @@ class QueueScheduler:
         return turn.place(queued, turn.view.decide(queued))
 
     def _note_arrival(self, queued: QueuedRequest, fleet: Fleet, now: float) -> None:
-        if queued.route.limits.external is not None:
+        if queued.route.new_meter is not None:
             fleet.on_arrived(queued.route, now)
-        if self._refused:
+        if self._refused.until:
             queued.returned |= self._refused.take(queued, now)
 
     def _is_placed_at_once(self, queued: QueuedRequest, decision: Decision, fleet: Fleet) -> bool:

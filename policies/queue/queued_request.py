@@ -76,7 +76,7 @@ class QueuedRequest(PlacementRequest):
     @property
     def has_other_places(self) -> bool:
         """The request has a deadline, and the route more than one tier, or divided ones."""
-        return self.deadline < FOREVER and (len(self.route.tiers) > 1 or self.route.prefers_region)
+        return self.deadline < FOREVER and (len(self.route.tiers) > 1 or self.route.divide is not None)
 
     def plan_late(self, chosen: Candidate) -> None:
         """Note the times at an endpoint where the request would go once that is idle."""

@@ -13,11 +13,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from heapq import nsmallest
 
-from policies.attempts.retry_rules import OWN_FAULTS
+from policies.attempts.candidate_walk import OWN_FAULTS
 from policies.blame.blame import Blame
-from policies.types import FOREVER, Candidate, Endpoint, Health, Load
+from policies.types import FOREVER, AttemptKind, Candidate, Endpoint, Health, Load
 
 LEAST_SILENCE, GAPS, TTFTS = 2.0, 20, 2  # s; mean gaps between two tokens; predicted TTFTs of the other endpoint
+RESCUE_ATTEMPT = AttemptKind("rescue", continues=True)
 MOST_FORECAST = 8  # endpoints at a break: those of the pool first, with the least prefill queued
 
 

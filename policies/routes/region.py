@@ -25,7 +25,8 @@ from policies.types import Candidate, Endpoint, Load, PoolEstimate, RejectionKin
 
 ALIKE, ALIKE_S = 1.5, 0.002  # times the least round trip, and s more, up to which a region is as near
 
-_OUTSIDE = RejectionKind.REGION, "outside of the regions of the route"
+REGION = RejectionKind("region", is_lasting=True, excludes=True)
+_OUTSIDE = REGION, "outside of the regions of the route"
 RegionNames = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(min_length=1)]
 
 
@@ -50,7 +51,11 @@ class RoutedRegions(BaseModel):
         return self
 
     def allows(self, endpoint: Endpoint) -> bool:
-        return self.only is None or endpoint.region in self.only
+        return self.only is None or endpoint.locality in self.only
+
+    def keeps_together(self, one: Endpoint, other: Endpoint) -> bool:
+        """No division of a tier parts the two."""
+        return self.prefer is None or one.locality == other.locality
 
     def only_there(
         self, request: RequestView, prompt: PoolEstimate, endpoint: Endpoint, load: Load, now: float
@@ -70,7 +75,7 @@ def _by_name(order: Mapping[str, int], candidates: Sequence[Candidate]) -> list[
     """`order`: number of the part by region; all other regions are the last part."""
     found: dict[int, list[Candidate]] = {}
     for each in candidates:
-        found.setdefault(order.get(each.endpoint.region, len(order)), []).append(each)
+        found.setdefault(order.get(each.endpoint.locality, len(order)), []).append(each)
     return [found[number] for number in sorted(found)]
 
 
@@ -78,7 +83,7 @@ def _by_distance(candidates: Sequence[Candidate]) -> list[list[Candidate]]:
     """By the least round trip within each region."""
     regions: dict[str, list[Candidate]] = {}
     for each in candidates:
-        regions.setdefault(each.endpoint.region, []).append(each)
+        regions.setdefault(each.endpoint.locality, []).append(each)
     found, limit = list[list[Candidate]](), -1.0
     for least, region in sorted((min(each.rtt for each in one), name) for name, one in regions.items()):
         if least > limit:

@@ -14,7 +14,7 @@ Rules:
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from itertools import accumulate, pairwise
 from types import NoneType
@@ -32,11 +32,12 @@ from pydantic import (
     model_validator,
 )
 
-from policies.adapters import knows_adapter
-from policies.external_share import within_share
+from policies.adapters.known_adapters import knows_adapter
+from policies.external_share.external_share import within_share
+from policies.external_share.external_use import ExternalUse
 from policies.pinned_state import has_its_state
 from policies.prefix_doctor.break_class import RepairRule
-from policies.route_hooks import Divide, Fits, PoolFits
+from policies.route_hooks import Confines, Divide, Fits, Meter, PoolFits
 from policies.routes.levels import MOST_ATTEMPTS, MOST_RETRIES, AttemptRules, FailureCause, drawn_order
 from policies.routes.region import RoutedRegions
 from policies.routes.when import When
@@ -421,22 +422,27 @@ class Route(Strict):
         return self
 
     def is_same_part(self, one: Endpoint, other: Endpoint) -> bool:
-        """True for endpoints of the same pool, and of the same region if the route prefers regions."""
-        return one.pool == other.pool and (not self.prefers_region or one.region == other.region)
+        """True for endpoints of the same pool that no hook of the route divides."""
+        return one.pool == other.pool and (self.region is None or self.region.keeps_together(one, other))
 
     @cached_property
     def prefers_region(self) -> bool:
         """True if the route prefers endpoints of some regions."""
         return self.region is not None and self.region.prefer is not None
 
+    @cached_property
+    def confines(self) -> Confines | None:
+        """Hook that excludes endpoints, whatever their state; None: the route may use any of its pools."""
+        return None if self.region is None or self.region.only is None else self.region
+
     def allows(self, endpoint: Endpoint) -> bool:
-        """The endpoint is in a region that the route may use."""
-        return self.region is None or self.region.allows(endpoint)
+        """No hook of the route excludes the endpoint."""
+        return self.confines is None or self.confines.allows(endpoint)
 
     @cached_property
     def _fits(self) -> tuple[Fits, ...]:
-        limited = self.region is not None and self.region.only is not None
-        hooks = (limited and self.region and self.region.only_there, self.adapters and knows_adapter)
+        limited = self.confines is not None and self.region is not None
+        hooks = (limited and self.region and self.region.only_there, self.variants and knows_adapter)
         return tuple(hook for hook in hooks if hook)
 
     def fits(self, request: RequestView) -> tuple[Fits, ...]:
@@ -447,6 +453,11 @@ class Route(Strict):
     def divide(self) -> Divide | None:
         """Hook that divides a tier into parts, ordered like tiers; None: a tier is a single part."""
         return None if self.region is None else self.region.divide
+
+    @cached_property
+    def new_meter(self) -> Callable[[], Meter] | None:
+        """Builds the meter of a hook in `pool_fits`; None: no hook needs one."""
+        return None if self.limits.external is None else ExternalUse
 
     @cached_property
     def pool_fits(self) -> tuple[PoolFits, ...]:
@@ -483,8 +494,8 @@ class Route(Strict):
         return self.ttft is not None and self.ttft.per_1k_tokens is not None
 
     @cached_property
-    def adapters(self) -> Mapping[str, str]:
-        """LoRA adapter by pool, for pools with one."""
+    def variants(self) -> Mapping[str, str]:
+        """Variant of the model by pool, for pools of which the route asks for one."""
         return {tier.pool: tier.adapter for tier in self.tiers if tier.adapter}
 
     @cached_property

@@ -33,12 +33,13 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchem
 
 from policies.types import RequestView
 
+EFFORT = "reasoning_effort"  # name of the condition, and of the member of a request
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _BUDGETS = ((2048, "low"), (8192, "medium"))  # tokens at most; more is high
 
 
 def class_of(effort: str) -> str:
-    """The same for budgets of about the same size."""
+    """Job class of an effort: the same for budgets of about the same size."""
     tokens, _, unit = effort.partition(" ")
     return f"{int(tokens).bit_length()} bits" if unit else effort
 
@@ -251,7 +252,12 @@ class When(BaseModel):
 
     def refuses(self, request: RequestView, prompt_tokens: int, output_tokens: int | None = None) -> str | None:
         """Reason why a condition does not hold; None: all hold. `output_tokens`: max_tokens under the route's cap."""
-        values = {"prompt_tokens": prompt_tokens, "output_tokens": output_tokens, "turns": request.user_turns}
+        values: Mapping[str, Any] = {
+            "prompt_tokens": prompt_tokens,
+            "output_tokens": output_tokens,
+            "turns": request.user_turns,
+            EFFORT: request.members.get(EFFORT, ""),
+        }
         for name, test in self._conditions:
             value = values[name] if name in values else getattr(request, name)
             if reason := _refusal(name, test, value):

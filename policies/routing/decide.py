@@ -11,10 +11,10 @@ Rules:
 - Tiers are numbered from 0 in code, and from 1 in reasons. Reasons name pools, never hosts.
 
 Numbers of this room, all of them; decision 0103 has figures of SOON, ENGINE and EQUAL:
-- `value`: SOON 0.1 and ENGINE 0.3, weights of the formula; UNBOUNDED 3 s, for a budget where there is none; HOPELESS
-  0.05, the chance of a TPOT that no engine keeps; TRIED 3 requests tell the pace of an endpoint.
-- `ranking`: EQUAL 0.01 good requests, within which the longest hit is first; NEAR 0.05 and SIMILAR 0.5 of the median,
-  within which the order is drawn; NOISE 0.002 s, below which medians are equal; PROBE_AFTER 30 s without a token,
+- `ranking`: SOON 0.1 and ENGINE 0.3, weights of the formula; UNBOUNDED 3 s, for a budget where there is none; HOPELESS
+  0.05, the chance of a TPOT that no engine keeps; TRIED 3 requests tell the pace of an endpoint; EQUAL 0.01
+  good requests, within which the longest hit is first; NEAR 0.05 and SIMILAR 0.5 of the median, within which the order
+  is drawn; NOISE 0.002 s, below which medians are equal; PROBE_AFTER 30 s without a token,
   of which a request in PROBE_EVERY 100 is a probe.
 - `fleet_view`: LIKELY 0.5 and ALIKE 1.2, of trials of an API that is not known yet.
 - `candidates`: LEAST_OUTPUT 1024 tokens of room; LONGEST_HOLD 60 s at a rate limit, without a deadline.
@@ -33,7 +33,6 @@ from policies.routing.placement_request import PlacementRequest
 from policies.routing.ranking import rank
 from policies.scorers.scorers import SCORERS, Scorer
 from policies.types import (
-    EXCLUDED,
     FOREVER,
     TINY,
     Candidate,
@@ -165,7 +164,7 @@ def _nowhere(found: CandidateSet) -> Decision:
     """No tier can ever take the request, or every able endpoint is out."""
     if found.unfit == len(found.queued.route.tiers):
         return _decision(found, Placement.UNFIT, (), _misfit(found), cause=_cause_of_misfit(found.rejected))
-    out = [one for one in found.rejected if one.endpoint and one.kind not in EXCLUDED]
+    out = [one for one in found.rejected if one.endpoint and not one.kind.excludes]
     if limited := [_back_in(found, rejection) for rejection in out if _is_rate_limited(found, rejection)]:
         reason = "the rate limit of every provider that could take it is reached"
         wait, kind = max(min(limited), SHORTEST_WAIT), RejectionKind.RATE_LIMITED
@@ -175,8 +174,8 @@ def _nowhere(found: CandidateSet) -> Decision:
         return _decision(found, Placement.RATE_LIMITED, (), reason, LONGEST_WAIT, kind)
     waits = [_back_in(found, rejection) for rejection in out]
     asleep = bool(out) and all(rejection.kind is RejectionKind.ASLEEP for rejection in out)
-    pinned = any(one.kind is RejectionKind.PINNED_ELSEWHERE for one in found.rejected)
-    subject = "the endpoint with its state" if pinned else "every endpoint that could take it"
+    named = (one.kind.others for one in found.rejected if one.kind.others)
+    subject = next(named, "every endpoint that could take it")
     reason = f"{subject} {'is asleep' if asleep else _OUT}"
     kind, wait = out[0].kind if out else RejectionKind.NOT_ESTIMATED, min(waits, default=RECHECK)
     return _decision(found, Placement.UNAVAILABLE, (), reason, max(wait, SHORTEST_WAIT), kind)

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Protocol
 
+from policies.route_hooks import Meter
 from policies.routes.route import Route
 from policies.routing.placement_request import PlacementRequest
 from policies.types import Candidate, Completion, Load, PoolEstimate, Quantiles
@@ -56,8 +57,8 @@ class FleetView(Protocol):
         """Tokens by which the engine's count of the prompt may exceed the estimate, nearly always."""
         ...
 
-    def may_use_api(self, route: Route, usd: float, now: float) -> bool:
-        """An attempt of this cost keeps within `limits.external` of the route."""
+    def meter(self, route: Route) -> Meter | None:
+        """None: no hook of the route has one."""
         ...
 
 

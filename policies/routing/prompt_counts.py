@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from policies.route_hooks import SpendingView
+from policies.route_hooks import MeterView
 from policies.routes.route import Route
 from policies.routing.candidates import first_refusal, least_output, misfit
 from policies.types import UNUSABLE, Endpoint, FleetSnapshot, Load, Pool, PoolEstimate, PromptEstimate, RequestView
@@ -18,7 +18,7 @@ def is_count_needed(
     estimate: PromptEstimate,
     output_cap: int | None,
     pools: Mapping[str, Pool],
-    spent: SpendingView,
+    meters: MeterView,
     now: float,
 ) -> bool:
     """The decision needs an exact count: the estimate is rough, or within its margin a tier may take the prompt or
@@ -38,7 +38,7 @@ def is_count_needed(
         output = min(estimate.output_tokens, output_cap or estimate.output_tokens)
         bounds = (max(prompt.tokens - prompt.margin, 0), prompt.tokens + prompt.margin)
         for fits in route.pool_fits:
-            if len({fits(pool, pool.price.of(tokens, output), spent, now) for tokens in bounds}) > 1:
+            if len({fits(pool, pool.price.of(tokens, output), meters, now) for tokens in bounds}) > 1:
                 return True
     return False
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from policies.latency.tpot import expected_tpot_misses
-from policies.routing.ranking import EQUAL
-from policies.routing.value import is_guess
+from policies.routing.ranking import EQUAL, is_guess
 from policies.types import Candidate, Decision, RankKind
 
 _KINDS = {
@@ -18,7 +17,7 @@ _NAMES = {
     "soon": "its later first token",
     "misses": "the answers in progress there",
     "engine": "its longer prefill",
-    "place": "the place of its tier or region",
+    "place": "the place of its tier or part of a tier",
 }
 
 

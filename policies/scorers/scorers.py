@@ -4,8 +4,8 @@ Rules:
 - The endpoints are of one pool: prompt tokens and prices are the same for all.
 - A scorer returns a finite float per candidate, in the same order, in a unit of the scorer's own.
 - No scorer breaks ties: `policies.routing.ranking` spreads equal scores over the endpoints by `tie_break`.
-- The default, `predicted`, is no scorer: it goes by value (`policies.routing.value`). The rules of other load balancers
-  are here: a route with one of them takes the first tier whole.
+- The default, `predicted`, is no scorer: it goes by value (`policies.routing.ranking`). The rules of other load
+  balancers are here: a route with one of them takes the first tier whole.
 - To add a scorer: a function here, a name in SCORERS and in `policies.routes.route.ScorerName`.
 """
 

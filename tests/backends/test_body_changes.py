@@ -105,10 +105,22 @@ def test_what_a_change_takes_is_told_and_what_it_does_not_is_not() -> None:
         out("seed"),
         out("x\r\ny"),
         BodyChange(ChangeKind.REPLACE, "effort", values=("low", "high")),
-        BodyChange(ChangeKind.RENAME, "effort", to="reasoning.effort"),
+        BodyChange(ChangeKind.RENAME, "effort", to="reasoning.effort", same=True),
         BodyChange(ChangeKind.FOLD, "messages", label="messages.role"),
     ]
     assert told(changes, body) == {"temperature": "temperature", "x__y": "other", "messages.role": "messages.role"}
+
+
+def test_a_rename_is_told_where_the_name_is_new_or_taken() -> None:
+    """Names that mean the same lose nothing, unless the body has both: the other name's value counts."""
+    body = {"seed": 1, "max_tokens": 9, "max_completion_tokens": 99}
+    changes = [
+        BodyChange(ChangeKind.RENAME, "seed", to="other_seed", label="seed"),
+        BodyChange(ChangeKind.RENAME, "max_tokens", to="max_completion_tokens", same=True, label="max_tokens"),
+    ]
+    assert told(changes, body) == {"seed": "seed", "max_tokens": "max_tokens"}
+    del body["max_completion_tokens"]
+    assert told(changes, body) == {"seed": "seed"}
 
 
 def test_one_system_message_at_the_beginning_is_left_as_it_is() -> None:

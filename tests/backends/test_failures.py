@@ -16,8 +16,7 @@ from backends.failures import of_connect, of_event, of_reply
 from backends.interface import Failure, FailureKind
 from backends.rate_limit_headers import retry_after
 from backends.scrubbing import scrub, scrubbed_words
-from policies.attempts.candidate_walk import CandidateWalk
-from policies.attempts.retry_rules import wait_before_retry
+from policies.attempts.candidate_walk import CandidateWalk, wait_before_retry
 from policies.attempts.wire import AttemptLimits, Failed, Wire
 from policies.blame.blame import BLAME
 from tests.support.decision_fleet import candidate
@@ -331,7 +330,7 @@ def is_asked_again(failure: Failure) -> bool:
     return wait_before_retry(failed, alone, CandidateWalk([alone], Wire(), AttemptLimits(max_attempts=3))) is not None
 
 
-OF_REQUEST = ("client", "context", "content_filter", "content", "request_size", "caller_key")
+OF_REQUEST = ("client", "context", "content_filter", "content", "request_size", "caller_credential")
 
 
 @pytest.mark.parametrize("kind", FailureKind)

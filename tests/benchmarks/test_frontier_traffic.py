@@ -118,7 +118,7 @@ def test_an_upgrade_restarts_every_engine_once_and_an_eighth_at_a_time() -> None
 def test_the_lost_region_is_the_nearer_one() -> None:
     """All of its engines at once, and no other; the rest is a round trip further away."""
     fleet = setting("region")
-    near = {endpoint.id for pool in fleet.pools for endpoint in pool.endpoints if endpoint.region == frontier.NEAR}
+    near = {endpoint.id for pool in fleet.pools for endpoint in pool.endpoints if endpoint.locality == frontier.NEAR}
     assert {fault.endpoint for fault in fleet.faults} == near != fleet.profiles.keys()
     took = {}
     for endpoint in (min(near), min(fleet.profiles.keys() - near)):

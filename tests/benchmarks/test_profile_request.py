@@ -18,7 +18,7 @@ from benchmarks.sampled import Sampler, entry
 pytestmark = pytest.mark.virtual_time
 
 RELAY, RUN = (
-    (f"{ROOT}/gateway/upstream/relay.py", "Relay.begin"),
+    (f"{ROOT}/gateway/upstream/answer.py", "Relay.begin"),
     (f"{ROOT}/gateway/upstream/upstream_request.py", "Run.on_body"),
 )
 LIBRARY, SERVE = ("/usr/lib/python3/json/encoder.py", "encode"), (f"{ROOT}/gateway/serve.py", "serve")
@@ -32,7 +32,7 @@ def test_what_is_used_in_a_library_is_its_callers() -> None:
     """The nearest known caller."""
     found = samples(([LIBRARY, RELAY, RUN, SERVE], 1.0), ([RUN, SERVE], 2.0))
     assert found.rows == {"relay": 1.0, "upstream": 2.0, THREADS: 0.5}
-    assert found.own["gateway/upstream/relay.py:Relay.begin"] == 1.0
+    assert found.own["gateway/upstream/answer.py:Relay.begin"] == 1.0
     assert found.cumulative["gateway/upstream/upstream_request.py:Run.on_body"] == 3.0
     assert (found.total, found.garbage) == (3.5, 0.1)
 
@@ -44,7 +44,7 @@ def test_where_nothing_of_ours_is_at_work_it_is_the_loop() -> None:
 
 def test_a_function_that_calls_itself_is_counted_once() -> None:
     """Cumulative time does not exceed the total."""
-    assert samples(([RELAY, RELAY, SERVE], 1.0)).cumulative["gateway/upstream/relay.py:Relay.begin"] == 1.0
+    assert samples(([RELAY, RELAY, SERVE], 1.0)).cumulative["gateway/upstream/answer.py:Relay.begin"] == 1.0
 
 
 async def _waits() -> None:

@@ -67,6 +67,20 @@ async def test_state_of_a_call_returns_to_its_maker_alone() -> None:
     assert headers["x-firsttoken-left-out"] == "messages.content.tool_use.state"
 
 
+async def test_a_signature_is_of_the_model_that_the_caller_named() -> None:
+    """Of one pool that takes any model: another model gets the text alone, the same one its signature."""
+    async with Upstream(whole(SIGNED), whole(MESSAGE)) as api:
+        pools = {"api": {**claude(api), "model": ""}}
+        async with running(pools, {}, passthrough="api") as gateway:
+            answer, _ = await ask(gateway.url, "claude-opus-5-5")
+            history = {"role": "assistant", "content": answer["content"]}, ASKED[0]
+            await ask(gateway.url, "claude-opus-5-5", *history)
+            assert sent(api)["messages"][1]["content"][0] == THOUGHT
+            await ask(gateway.url, "claude-haiku-5-5", *history)
+            assert sent(api)["model"] == "claude-haiku-5-5"
+            assert sent(api)["messages"][1]["content"] == [{"type": "text", "text": "so"}]
+
+
 DETAIL = {"type": "reasoning.encrypted", "data": "c2VjcmV0", "id": "rs_1", "format": "openai-responses-v1", "index": 0}
 
 

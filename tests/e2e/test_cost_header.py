@@ -59,10 +59,9 @@ def known_api(tmp_path: Path) -> Iterator[None]:
     document = {**shipped(APIS), "read": shipped(APIS)["read"] + timedelta(1)}
     openai = document["apis"]["openai"]
     document["apis"] = {**document["apis"], "openai": {**openai, "hosts": [*openai["hosts"], "127.0.0.1"]}}
-    refreshed.path_of(tmp_path, APIS).write_text(yaml.safe_dump(document, sort_keys=False))
-    refreshed.use(tmp_path)
+    assert not refreshed.use({APIS: yaml.safe_dump(document, sort_keys=False).encode()})
     yield
-    refreshed.use(None)
+    refreshed.use({})
 
 
 async def test_streams_and_pools_without_a_price_have_no_cost() -> None:

@@ -109,7 +109,7 @@ async def test_a_reload_keeps_resolved_addresses() -> None:
             endpoint = {"url": f"http://engines.localhost:{port}", "resolve": "10ms", "region": "here"}
             await gateway.apply_config(Config.model_validate(document({"only": {**pool(), "endpoints": [endpoint]}})))
             assert await stream_status(gateway) == 200
-            assert last(gateway).endpoint.region == "here"
+            assert last(gateway).endpoint.locality == "here"
             await asyncio.sleep(0.03)
             assert await stream_status(gateway) == 200
 

@@ -145,7 +145,7 @@ async def test_a_recovered_endpoint_is_used_again() -> None:
                 await stream(gateway)
         assert json.dumps([load.health.value for load in gateway.monitor.loads().values()]) != '["up"]'
         engine.faults.status = None
-        await eventually(lambda: gateway.decider.any_usable(monotonic()) and _usable(gateway), within=12)
+        await eventually(lambda: gateway.request_steps.any_usable(monotonic()) and _usable(gateway), within=12)
         assert await stream(gateway)
 
 
@@ -215,7 +215,7 @@ async def test_a_whole_answer_that_an_engine_has_lost_is_asked_of_another(
     answers_later: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The engine answers what was sent later. Without that, silence says nothing of an answer that is not streamed."""
-    monkeypatch.setattr("policies.attempts.pending_attempt.LEAST_OVERTAKEN", 0.4)
+    monkeypatch.setattr("policies.attempts.patience.LEAST_OVERTAKEN", 0.4)
     async with engines(2) as both, running({"both": engine_pool(*both)}, ROUTE) as gateway:
         for i in range(LESSONS):  # both have a forecast that is no guess
             await stream(gateway, messages=[{"role": "user", "content": f"{i} hello"}])

@@ -143,5 +143,5 @@ async def test_no_answer_is_escalated_out_of_the_regions() -> None:
             status, _, body = await caller.whole(post(CHAT))
             assert (status, json.loads(body)["choices"][0]["message"]["content"]) == (200, "and then")
             assert SHORTCOMING.of(last(gateway)) == "length"
-            assert {each.region for each in last(gateway).attempts} == {"eu"}
+            assert {each.locality for each in last(gateway).attempts} == {"eu"}
             assert [each for each in far.requests if each.method == "POST"] == []

@@ -229,9 +229,9 @@ async def test_a_long_name_of_a_tool_fits_the_server_and_comes_back_whole() -> N
 @pytest.mark.parametrize(
     ("operation", "hint"),
     [
-        (CHAT, {"service_tier": "fast"}),
+        (CHAT, {"service_tier": "flex"}),
         (CHAT, {"seed": 7}),
-        (MESSAGES, {"speed": "fast"}),
+        (MESSAGES, {"speed": "slow"}),
         (MESSAGES, {"fallbacks": [{"model": "claude-opus-5"}]}),
         (MESSAGES, {"diagnostics": {"previous_message_id": None}}),
     ],
@@ -243,6 +243,17 @@ async def test_a_hint_is_left_out_and_told(operation: Operation, hint: Json) -> 
         answer = await Caller(apis).ask(model, operation, {**SAID, **hint})
     assert answer.status == 200
     assert next(iter(hint)) in answer.headers.get("x-firsttoken-left-out", "")
+
+
+@pytest.mark.parametrize(
+    ("operation", "wish"), [(CHAT, {"service_tier": "fast"}), (MESSAGES, {"speed": "fast"})], ids=str
+)
+async def test_a_speed_is_asked_for_by_the_name_of_the_api_that_sells_it(operation: Operation, wish: Json) -> None:
+    api, model = ("anthropic", OPUS) if operation is CHAT else ("openai", "gpt-4.1")
+    async with before(api) as apis:
+        answer = await Caller(apis).ask(model, operation, {**SAID, **wish})
+    assert answer.status == 200
+    assert "x-firsttoken-left-out" not in answer.headers
 
 
 # ---------------------------------------------------------------------------

@@ -6,122 +6,34 @@ A refusal of what the caller means, or has got wrong, is mended nowhere; one of 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
-from hashlib import sha256
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import pytest
 
-from gateway.app import Gateway
-from policies.lessons.lesson_book import LASTING, TRIAL
-from policies.types import AttemptKind
-from tests.support.builders import Caller, calling, get, last, post
-from tests.support.gateways import pool, running
-from tests.support.two_callers import GOOD
-from tests.support.upstream import Received, Script, Upstream, reply
+from policies.queue.queued_request import QueuedRequest
+from policies.types import AttemptKind, Decision
+from tests.support.builders import get, last, post
+from tests.support.refusing_server import (
+    FITTED,
+    HELLO,
+    TOOL,
+    A,
+    B,
+    Json,
+    Rule,
+    Verifying,
+    anthropic,
+    ask,
+    lessons,
+    mistral,
+    never,
+    no_temperature,
+    openai,
+    served,
+    tools_elsewhere,
+)
 
 pytestmark = pytest.mark.virtual_time
-
-Json = dict[str, Any]
-JSON = "content-type: application/json"
-A, B = "sk-a-0123456789abcdef", "sk-b-0123456789abcdef"
-KEYS = [{"name": name, "sha256": sha256(key.encode()).hexdigest()} for name, key in (("a", A), ("b", B))]
-HELLO: Json = {"role": "user", "content": "hello"}
-TOOL: Json = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
-RESPONSE: Json = {
-    "id": "resp_1",
-    "object": "response",
-    "status": "completed",
-    "model": "served",
-    "output": [
-        {
-            "type": "message",
-            "id": "msg_1",
-            "role": "assistant",
-            "status": "completed",
-            "content": [{"type": "output_text", "text": "hi", "annotations": []}],
-        }
-    ],
-    "usage": {"input_tokens": 7, "output_tokens": 1, "total_tokens": 8},
-}
-
-
-def refused(body: Any, status: str = "400 Bad Request") -> bytes:
-    return reply(json.dumps(body).encode(), status, JSON)
-
-
-def openai(message: str, param: str | None = None, code: str | None = None) -> bytes:
-    return refused({"error": {"message": message, "type": "invalid_request_error", "param": param, "code": code}})
-
-
-def anthropic(message: str) -> bytes:
-    return refused({"type": "error", "error": {"type": "invalid_request_error", "message": message}})
-
-
-def mistral(*loc: Any) -> bytes:
-    entry = {"type": "extra_forbidden", "loc": ["body", *loc], "msg": "Extra inputs are not permitted"}
-    return refused({"detail": [entry]}, "422 Unprocessable Entity")
-
-
-Rule = Callable[[str, Json], bytes | None]  # by path and body: a refusal
-
-
-class Verifying(Upstream):
-    """Refuses what its rule refuses, and answers all else well. `bodies`: as received."""
-
-    def __init__(self, rule: Rule) -> None:
-        super().__init__()
-        self.rule = rule
-        self.bodies: list[Json] = []
-        self.targets: list[str] = []
-
-    def script(self, received: Received) -> Script:
-        if received.method == "GET":
-            return [reply()]
-        body = json.loads(received.body)
-        self.bodies.append(body)
-        self.targets.append(received.target)
-        if (refusal := self.rule(received.target, body)) is not None:
-            return [refusal]
-        if received.target.endswith("/responses"):
-            return [reply(json.dumps(RESPONSE).encode(), "200 OK", JSON)]
-        return [GOOD[received.target.endswith("/messages"), bool(body.get("stream"))]]
-
-
-def no_temperature(target: str, body: Json) -> bytes | None:
-    return anthropic("`temperature` is deprecated for this model.") if "temperature" in body else None
-
-
-def never(target: str, body: Json) -> bytes | None:
-    return None
-
-
-@asynccontextmanager
-async def served(
-    *servers: tuple[str, Verifying], keys: bool = False, **route: Any
-) -> AsyncIterator[tuple[Gateway, Caller]]:
-    """Pools `p0`, `p1` ... of one endpoint each, by kind of backend."""
-    pools = {f"p{place}": pool(server.url, backend=kind) for place, (kind, server) in enumerate(servers)}
-    more: Json = {"keys": KEYS} if keys else {}
-    routes = {"chat": {"tiers": list(pools), **route}}
-    async with running(pools, routes, **more) as gateway, calling(gateway.url) as caller:
-        yield gateway, caller
-
-
-async def ask(
-    caller: Caller, key: str = A, path: str = "/v1/chat/completions", **members: Any
-) -> tuple[int, dict[str, str], Json]:
-    body = {"model": "chat", "messages": [HELLO], "max_tokens": 9, **members}
-    status, headers, said = await caller.whole(post(body, f"authorization: Bearer {key}", path=path))
-    return status, headers, json.loads(said)
-
-
-async def lessons(gateway: Gateway) -> list[Json]:
-    """As GET /fleet tells them, of all pools."""
-    _, _, page = await get(gateway.admin_url, "/fleet")
-    return [lesson for row in json.loads(page) for lesson in row["lessons"]]
-
 
 # --------------------------------------------------------------------------- mended once
 
@@ -224,7 +136,7 @@ async def test_a_refused_form_is_mended_at_the_same_endpoint_beside_max_attempts
 async def test_a_streamed_request_is_mended_before_its_first_byte() -> None:
     async with Verifying(no_temperature) as server, served(("compatible", server)) as (_, caller):
         body = {"model": "chat", "stream": True, "temperature": 0, "messages": [HELLO]}
-        status, headers = await caller.ask(post(body))
+        status, headers = await caller.ask(post(body, f"authorization: Bearer {A}"))
         answer = b"".join(await caller.chunks())
         assert (status, len(server.bodies), answer.count(b'"hi"')) == (200, 2, 1)
         assert headers["x-firsttoken-attempts"] == "2"
@@ -416,119 +328,22 @@ async def test_a_body_for_another_operation_is_fitted_to_what_the_first_has_show
             assert {len(each["call_id"]) for each in server.bodies[-1]["input"] if "call_id" in each} == {9}
 
 
-# --------------------------------------------------------------------------- who learns from whom
-
-
-async def test_one_request_is_one_proof() -> None:
-    """Its answer is counted once: the lesson stays on trial until a second."""
-    async with Verifying(no_temperature) as server, served(("compatible", server)) as (gateway, caller):
-        for left in (TRIAL, LASTING):
-            assert (await ask(caller, temperature=0))[0] == 200
-            (lesson,) = await lessons(gateway)
-            assert lesson["left_s"] == pytest.approx(left, rel=0.01)
-
-
-async def test_a_lesson_of_one_caller_changes_no_body_of_another_before_a_second_witness() -> None:
-    """The server takes a temperature from b; that a was refused it is no reason to leave it out of b's. Once b has been
-    refused it too, all callers' bodies are changed before they are sent."""
-    async with Verifying(no_temperature) as server, served(("compatible", server), keys=True) as (gateway, caller):
-        for _ in range(5):
-            assert (await ask(caller, A, temperature=0))[0] == 200
-        assert len(server.bodies) == 6  # refused once
-        server.rule = never
-        status, headers, _ = await ask(caller, B, temperature=0)
-        assert (status, server.bodies[-1]["temperature"], "x-firsttoken-left-out" in headers) == (200, 0, False)
-        server.rule = no_temperature
-        assert (await ask(caller, B, temperature=0))[0] == 200
-        (lesson,) = await lessons(gateway)
-        assert lesson["callers"] == "all"
-
-
-@pytest.mark.parametrize("member", ["messages", "model", "max_tokens", "temperature", "madeup"])
-async def test_a_refusal_that_its_own_mend_does_not_end_is_mended_no_more(member: str) -> None:
-    """The same words about a body without the member teach nothing; a lesson that has helped nobody is forgotten."""
+async def test_what_the_first_operation_refused_hinders_no_body_for_another() -> None:
+    """Responses has no `stop`: the chat that the server refuses for it too is made without, and told so."""
 
     def rule(target: str, body: Json) -> bytes | None:
-        return openai(f"Unsupported parameter: '{member}' is not supported.", member, "unsupported_parameter")
+        if "stop" in body:
+            return openai("Unsupported parameter: 'stop'", "stop", "unsupported_parameter")
+        return tools_elsewhere(target, body)
 
-    async with Verifying(rule) as server, served(("compatible", server), max_attempts=3) as (gateway, caller):
-        for number in range(1, 4):
-            status, _, _ = await ask(caller, temperature=0, madeup=[1])
-            assert status >= 400
-            assert len(server.bodies) <= 2 * number
-        assert await lessons(gateway) == []
-        assert all("messages" in each and {"max_tokens", "max_completion_tokens"} & {*each} for each in server.bodies)
-
-
-async def test_a_server_that_refuses_one_member_after_the_other_costs_the_first_request_nothing() -> None:
-    """Servers name one member at a time: each is left out, and the next request is sent without all of them."""
-    order = ["temperature", "top_p", "seed", "user"]
-
-    def rule(target: str, body: Json) -> bytes | None:
-        found = next((each for each in order if each in body), None)
-        return None if found is None else openai(f"Unsupported parameter: {found}", found, "unsupported_parameter")
-
-    async with Verifying(rule) as server, served(("compatible", server)) as (_, caller):
-        given = {"temperature": 0, "top_p": 1, "seed": 1, "user": "u"}
-        first, second = await ask(caller, **given), await ask(caller, **given)
-        assert (first[0], second[0], len(server.bodies)) == (200, 200, 6)
-        assert {*first[1]["x-firsttoken-left-out"].split(", ")} == {*order}
-
-
-async def test_a_server_that_refuses_for_ever_is_asked_five_times_a_request() -> None:
-    """It names another member each time. Another pool gets the request as the caller has written it."""
-    order = ["temperature", "top_p", "seed", "user", "top_k", "min_p"]
-
-    def rule(target: str, body: Json) -> bytes | None:
-        found = next((each for each in order if each in body), "metadata")
-        return openai(f"Unsupported parameter: {found}", found, "unsupported_parameter")
-
-    async with (
-        Verifying(rule) as first,
-        Verifying(never) as second,
-        served(("compatible", first), ("compatible", second), max_attempts=2) as (_, caller),
-    ):
-        status, headers, _ = await ask(caller, **dict.fromkeys(order, 1) | {"user": "u"})
-        assert (status, headers["x-firsttoken-pool"], len(first.bodies), len(second.bodies)) == (200, "p1", 5, 1)
-        assert {*order} <= second.bodies[0].keys()
-        assert all(each["messages"] == [HELLO] for each in first.bodies)
+    async with Verifying(rule) as server, served(("openai", server)) as (_, caller):
+        for bodies in (3, 4):
+            status, headers, _ = await ask(caller, tools=[TOOL], stop=["x"])
+            assert (status, len(server.bodies), headers["x-firsttoken-left-out"]) == (200, bodies, "stop")
+            assert server.targets[-1].endswith("/responses")
 
 
 # --------------------------------------------------------------------------- facts that a refusal shows
-
-
-def _schema_refused(target: str, body: Json) -> bytes | None:
-    words = (
-        "Invalid JSON payload received. Unknown name \"const\" at 'tools[0].function.parameters': Cannot find field."
-    )
-    return openai(words) if '"const"' in json.dumps(body) else None
-
-
-def _custom_refused(target: str, body: Json) -> bytes | None:
-    words = "tools[0].type: unknown variant `custom`, expected `function`"
-    return openai(words) if body["tools"][0]["type"] == "custom" else None
-
-
-def _long_name_refused(target: str, body: Json) -> bytes | None:
-    words = "Invalid 'tools[0].function.name': string too long. Expected a string with maximum length 64."
-    tool = body["tools"][0]["function"]
-    return openai(words, "tools[0].function.name", "string_above_max_length") if len(tool["name"]) > 64 else None
-
-
-_CONST: Json = {"type": "object", "properties": {"a": {"type": "string", "const": "x"}}}
-FITTED: Mapping[str, tuple[str, Rule, Json]] = {
-    "a schema": (
-        "compatible",
-        _schema_refused,
-        {"type": "function", "function": {"name": "look", "parameters": _CONST}},
-    ),
-    "a custom tool": ("openai", _custom_refused, {"type": "custom", "custom": {"name": "look"}}),
-    "a long name": (
-        "compatible",
-        _long_name_refused,
-        {"type": "function", "function": {"name": "x" * 81, "parameters": {"type": "object"}}},
-    ),
-}
 
 
 @pytest.mark.parametrize("name", FITTED)
@@ -536,13 +351,37 @@ async def test_a_body_is_fitted_to_what_a_refusal_shows_of_its_server(name: str)
     """As if the fact stood under `accepts` of the pool: no tool is lost, and once two callers were answered so, the
     bodies of all are fitted before they are sent."""
     kind, rule, tool = FITTED[name]
-    async with Verifying(rule) as server, served((kind, server), keys=True) as (gateway, caller):
+    async with Verifying(rule) as server, served((kind, server)) as (gateway, caller):
         for key, asked in ((A, 2), (A, 3), (B, 5), (B, 6), (A, 7)):
             status, _, body = await ask(caller, key, tools=[tool])
             assert (status, len(server.bodies)) == (200, asked), body
             assert len(server.bodies[-1]["tools"]) == 1
         told = await lessons(gateway)
         assert [(each["callers"], each["lesson"].startswith("fitted to accepts.")) for each in told] == [("all", True)]
+
+
+async def test_a_request_that_waits_over_a_reload_is_sent_without_lessons_of_the_server_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its body was changed on arrival; the pool is another when it gets its place."""
+    async with Verifying(no_temperature) as server, served(("compatible", server)) as (gateway, caller):
+        assert (await ask(caller, temperature=0))[0] == 200
+        server.rule = never
+        section = gateway.config.pools["p0"].model_copy(update={"model": "other"})
+        after, decide = gateway.config.model_copy(update={"pools": {"p0": section}}), gateway.queue.decide
+
+        async def reloading(queued: QueuedRequest, entered_at: float) -> Decision | None:
+            """As the queue ends the wait of a request whose route was replaced."""
+            monkeypatch.setattr(gateway.queue, "decide", decide)
+            await gateway.apply_config(after)
+            return None
+
+        monkeypatch.setattr(gateway.queue, "decide", reloading)
+        status, headers, _ = await ask(caller, temperature=0)
+        assert (status, server.bodies[-1]["model"], server.bodies[-1]["temperature"]) == (200, "other", 0)
+        assert "x-firsttoken-left-out" not in headers
+        _, _, page = await get(gateway.admin_url, "/requests")
+        assert json.loads(page)[-1]["lessons"] == []
 
 
 async def test_a_reload_that_changes_a_pool_forgets_its_lessons() -> None:

@@ -117,7 +117,8 @@ async def test_an_engine_without_the_adapter_is_asked_for_its_other_models_alone
         assert {load.health for load in gateway.monitor.loads().values()} == {Health.UP}
         _, _, told = await get(gateway.admin_url, "/fleet")
         whys = {found["why"] for found in json.loads(told)}
-        assert all(why.endswith("it does not know the adapter adapter-a") for why in whys - {None})
+        assert "adapter-b" in {name for found in json.loads(told) for name in found["adapters"]}
+        assert all(why.endswith("it does not know the model adapter-a") for why in whys - {None})
         servers[1].adapters.names.remove("adapter-a")
         status, answer = await ask(gateway, "adapter-a")
         assert (status, "adapter" in answer["error"]["message"]) == (502, False)
@@ -126,7 +127,7 @@ async def test_an_engine_without_the_adapter_is_asked_for_its_other_models_alone
 
 
 async def test_an_adapter_loaded_while_the_engine_runs_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("policies.fleet.adapter_slots.UNKNOWN", 0.2)
+    monkeypatch.setattr("policies.adapters.adapter_slots.UNKNOWN", 0.2)
     monkeypatch.setattr("policies.fleet.in_flight_attempt.UNKNOWN", 0.2)
     async with engines(1) as servers, running({"local": adapted(*servers)}) as gateway:
         assert (await ask(gateway, "adapter-a"))[0] == 502
@@ -169,7 +170,7 @@ async def test_a_gateway_learns_from_the_engine_what_others_have_loaded() -> Non
         pools = {"local": adapted(*with_adapters(servers))}
         async with running(pools) as gateway, calling(servers[2].url) as caller:
             await caller.ask(post({**CHAT, "model": NAMES[0], "stream": True, "max_tokens": 4000, "ignore_eos": True}))
-            await eventually(lambda: any(load.adapters for load in gateway.monitor.engine_loads().values()))
+            await eventually(lambda: any(load.variants for load in gateway.monitor.engine_loads().values()))
             await stream(gateway, NAMES[0])
             assert last(gateway).endpoint.id == f"local/127.0.0.1:{servers[2].port}"
         assert [server.adapters.loads for server in servers] == [0, 0, 1, 0]
@@ -178,13 +179,13 @@ async def test_a_gateway_learns_from_the_engine_what_others_have_loaded() -> Non
 async def test_an_engine_that_restarts_holds_no_adapter() -> None:
     async with engines(1) as servers, running({"local": adapted(*with_adapters(servers))}) as gateway:
         [state] = gateway.fleet._states.values()
-        assert state.adapters is not None
+        assert state.variants is not None
         await stream(gateway, NAMES[0])
-        assert state.adapters.loaded == (NAMES[0],)
+        assert state.variants.loaded == (NAMES[0],)
         gateway.fleet.on_cache_cleared(state.endpoint.id)
-        assert state.adapters.loaded == ()
+        assert state.variants.loaded == ()
         await stream(gateway, NAMES[0])
-        assert state.adapters.loaded == (NAMES[0],)
+        assert state.variants.loaded == (NAMES[0],)
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ async def test_a_rule_of_the_route_mends_the_break() -> None:
         told = advice(await sums(gateway))
         records = [*gateway.recorder.recent]
     assert {headers["x-firsttoken-repaired"] for headers in found} == {"sort_tools"}
-    assert {tuple(each.asked.repaired) for each in records} == {("sort_tools",)}
+    assert {tuple(each.asked.prompt_changes) for each in records} == {("sort_tools",)}
     assert told.breaks == []
     assert [each.rule for each in told.repairs] == ["sort_tools"]
 

@@ -21,8 +21,8 @@ from gateway.observe.record import Record, RequestOutcome
 from lab.servers.drivers import Faults
 from lab.servers.simulated_server import SimulatedServer
 from policies.fleet.fleet_reader import FleetReader
-from policies.rescue.successors import MOST_FORECAST
-from policies.types import AttemptKind, AttemptOutcome
+from policies.rescue.successors import MOST_FORECAST, RESCUE_ATTEMPT
+from policies.types import AttemptOutcome
 from tests.support.builders import calling, post
 from tests.support.gateways import running
 from tests.support.rescued_answers import (
@@ -96,7 +96,7 @@ async def test_an_answer_cut_anywhere_is_whole() -> None:
                 lost, won = record.attempts[-2:]
                 assert (lost.ending, won.kind, won.ending) == (
                     AttemptOutcome.BROKEN,
-                    AttemptKind.REST,
+                    RESCUE_ATTEMPT,
                     AttemptOutcome.COMPLETED,
                 )
         print(f"{len(gaps)} rescued; gap beyond the peer's TTFT p99 {sorted(gaps)[-1 - len(gaps) // 100]}")

@@ -17,7 +17,7 @@ from gateway.config.models import Config
 from gateway.observe.record import RequestOutcome
 from gateway.parts.responses import responses_sockets
 from gateway.process import HANDLER_GRACE
-from gateway.upstream.relay import STALL
+from gateway.upstream.answer import STALL
 from tests.support.builders import calling, last
 from tests.support.dialogues import Json
 from tests.support.gateways import pool, running

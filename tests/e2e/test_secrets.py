@@ -21,7 +21,7 @@ import pytest
 from gateway.observe.logs import unhandled
 from gateway.observe.record import RequestOutcome
 from gateway.proxy import Proxy
-from gateway.upstream.relay import Relay
+from gateway.upstream.answer import Relay
 from tests.support.builders import Caller, calling, get, last, post
 from tests.support.canaries import (
     ANSWER,
@@ -149,7 +149,7 @@ async def failing_stage(world: CanaryGateway, patch: pytest.MonkeyPatch) -> None
     async def estimate(request: Any, *_: Any, **__: Any) -> Any:
         raise KeyError(str(request.body))
 
-    patch.setattr(world.gateway.decider, "estimate", estimate)
+    patch.setattr(world.gateway.request_steps, "estimate", estimate)
 
 
 async def failing_stage_with_a_cause(world: CanaryGateway, patch: pytest.MonkeyPatch) -> None:
@@ -159,7 +159,7 @@ async def failing_stage_with_a_cause(world: CanaryGateway, patch: pytest.MonkeyP
         except ValueError as error:
             raise RuntimeError(f"bad {CALLER}") from error
 
-    patch.setattr(world.gateway.decider, "estimate", estimate)
+    patch.setattr(world.gateway.request_steps, "estimate", estimate)
 
 
 async def failing_relay(world: CanaryGateway, patch: pytest.MonkeyPatch) -> None:

@@ -50,7 +50,7 @@ async def test_head_and_first_byte_of_a_reply_are_told_apart_from_its_first_toke
     screen = request_screen(shown)
     assert re.search(r"upstream: head of the reply 3\d\d ms, then first byte 5\d\d ms, then first", screen)
     assert "reasoning effort high" in screen
-    assert record.asked.reasoning_effort == "high"
+    assert record.asked.members["reasoning_effort"] == "high"
 
 
 async def test_both_first_tokens_are_recorded_measured_and_logged() -> None:

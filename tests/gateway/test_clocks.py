@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from datetime import UTC, date, datetime, timedelta, tzinfo
 from pathlib import Path
 
 import pytest
 
+from gateway.config import price_section
 from gateway.observe import recorder
 from gateway.observe.record import RequestOutcome
 from tests.support.builders import CHAT, DONE, FINISH, TOKEN, calling, last, post
@@ -24,6 +26,7 @@ DAY = 86_400.0
 SLOW: Script = [STREAM_HEAD + chunk(TOKEN), GATE, chunk(FINISH + DONE) + LAST_CHUNK]
 READERS = {
     "backends/rate_limit_headers.py": "a time to wait that is a date",
+    "backends/facts/refreshed.py": "a day after which no file of facts can have been read",
     "backends/translation/chat_to_messages/answer.py": "`created` of a chat's chunks",
     "gateway/admin/gateway_admin.py": "ages on a page",
     "gateway/admission/local_quotas.py": "the calendar month, by SteadyWall",
@@ -32,6 +35,8 @@ READERS = {
     "gateway/parts/answers/answer_stores.py": "the age of a kept answer, which replicas share",
     "gateway/wiring.py": "the hour of the day, by which an API is forecast",
     "gateway/cli/live/live_check.py": "the distance to the clocks of endpoints",
+    "gateway/cli/learned_facts.py": "the time until which a lesson holds, for people",
+    "gateway/files.py": "the age of a file that a write has left",
     "gateway/cli/records_command.py": "the beginning of a period that is asked for",
     "gateway/cli/top_tables.py": "ages on a screen",
     "gateway/cli/up/tier_models.py": "the date by which models leave an API",
@@ -41,7 +46,7 @@ READERS = {
     "gateway/admission/key_store.py": "the same",
     "gateway/admission/keyring.py": "the same",
     "gateway/fleet/learned_keeper.py": "the age of what was learned before a restart",
-    "gateway/observe/prefix_doctor.py": "the date of a report",
+    "gateway/parts/prefix_doctor/prefix_doctor.py": "the date of a report",
     "gateway/observe/recorder.py": "the date of a Record",
     "gateway/observe/windows/history_keeper.py": "slots of counts by the clock on the page",
     "gateway/reload.py": "the date of a reload",
@@ -88,3 +93,17 @@ async def test_a_wall_clock_that_jumps_in_mid_request_harms_no_record(
         await eventually(lambda: len(gateway.recorder.recent) == 2)
         assert abs(last(gateway).wall - time.time() - jump) < DAY / 2
         assert 0 <= last(gateway).total < DAY / 2
+
+
+def test_prices_change_with_the_day_of_utc_wherever_the_gateway_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At 23:30 of 31 December in UTC it is the next year already in Tokyo, and still afternoon in Los Angeles."""
+    late = datetime(2026, 12, 31, 23, 30, tzinfo=UTC)
+
+    class Frozen(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> datetime:
+            """Read a local clock nine hours ahead where no zone is asked for."""
+            return late.astimezone(tz) if tz is not None else (late + timedelta(hours=9)).replace(tzinfo=None)
+
+    monkeypatch.setattr(price_section, "datetime", Frozen)
+    assert price_section.today() == date(2026, 12, 31)

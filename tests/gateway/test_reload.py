@@ -14,6 +14,7 @@ from backends.facts.fact_rows import MODELS
 from gateway import reload
 from gateway.config import pool_section
 from gateway.config.config_errors import ConfigError
+from gateway.config.kept_facts import use_kept
 from gateway.config.models import Config
 from gateway.files import CHECK_INTERVAL
 from gateway.reload import ConfigSource, Reloader
@@ -109,7 +110,7 @@ async def test_newer_facts_hold_after_a_reload_of_the_same_configuration(tmp_pat
     pools = {"only": pool("http://127.0.0.1:9", backend="openai", model="gpt-7-vega")}
 
     def load() -> Config:
-        refreshed.use(tmp_path)
+        use_kept(tmp_path)
         return Config.model_validate(document(pools))
 
     async with running(pools) as gateway:
@@ -122,7 +123,7 @@ async def test_newer_facts_hold_after_a_reload_of_the_same_configuration(tmp_pat
             efforts = runtime.current.servers().facts("only").efforts
             again = await reloader.reload("test")
         finally:
-            refreshed.use(None)
+            use_kept(None)
         assert efforts == ("low",) != before
         assert (found.changed, again.changed) == (("facts",), ())
 
@@ -136,4 +137,4 @@ async def test_released_requests_are_dispatched_before_the_fleet_changes() -> No
         assert gateway.runtime.current is before
         gateway.queue.dispatch_pending = False
         await applying
-        assert [*gateway.decider.fleet.snapshot(0.0).pools] == ["other"]
+        assert [*gateway.request_steps.fleet.snapshot(0.0).pools] == ["other"]

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from gateway.admission.auth import ANYONE
 from gateway.config.models import Config, Key
 from gateway.runtime import build_runtime
 from policies.types import Price
@@ -111,3 +112,17 @@ def test_the_endpoints_of_a_route_are_those_that_it_may_use() -> None:
     strict, free = (next(one for one in runtime.routes.all if one.name == name) for name in ("eu", "any"))
     assert runtime.endpoints(strict) == ["a/127.0.0.1:1"]
     assert runtime.endpoints(strict, free) == runtime.endpoints(free) == ["a/127.0.0.1:1", "a/127.0.0.1:2"]
+
+
+def test_a_window_is_known_by_the_facts_of_the_model_that_the_caller_names() -> None:
+    """Where the pool states none; of an unknown model it is unknown. No request is refused for it."""
+    pools = {
+        "any": pool("http://127.0.0.1:1", backend="anthropic", api_key="k", model=""),
+        "own": pool("http://127.0.0.1:2", backend="anthropic", api_key="k", model="claude-haiku-4-5"),
+        "stated": pool("http://127.0.0.1:3", backend="anthropic", api_key="k", model="m", context_window=9000),
+    }
+    routes = {"own": {"tiers": ["own"]}, "stated": {"tiers": ["stated"]}}
+    runtime = build_runtime(Config.model_validate(document(pools, routes, passthrough="any")))
+    names = ("claude-opus-5-5", "nobody", "own", "stated")
+    assert [runtime.context_window(name, ANYONE) for name in names] == [1_000_000, None, 200_000, 9000]
+    assert runtime.pools["own"].context_window is None

@@ -10,7 +10,7 @@ from backends.http.connection_pool import ConnectionPool
 from backends.interface import FailureKind
 from gateway.synthetic_request import send_synthetic
 from gateway.upstream.attempt import WireAttempt, WireState
-from gateway.upstream.upstream import Upstream as Target
+from gateway.upstream.routed_request import Upstream as Target
 from policies.types import AttemptOutcome, PoolEstimate
 from tests.support import upstream as kit
 from tests.support.builders import ANSWER, ERROR, STREAMED, TOKEN, WHOLE, RecordingFleet, backend, candidate, forward

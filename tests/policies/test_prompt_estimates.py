@@ -123,7 +123,10 @@ class Spent:
 
     left: float
 
-    def may_use_api(self, route: Route, usd: float, now: float) -> bool:
+    def meter(self, route: Route) -> Spent:
+        return self
+
+    def allows(self, limit: object, usd: float, now: float) -> bool:
         return usd <= self.left
 
 

@@ -17,7 +17,13 @@ from gateway.cli.tables import aligned
 ROOT = Path(__file__).parents[2]
 PRODUCT = ("gateway", "policies", "backends")
 CORE = (  # what has to be known before a first change
-    *("gateway/core", "gateway/proxy.py", "gateway/request_reader.py", "gateway/decider.py", "gateway/scheduler.py"),
+    *(
+        "gateway/core",
+        "gateway/proxy.py",
+        "gateway/request_steps.py",
+        "gateway/request_steps.py",
+        "gateway/scheduler.py",
+    ),
     *("gateway/runtime.py", "gateway/wiring.py", "gateway/app.py", "gateway/upstream", "policies/attempts"),
     *("policies/blame", "policies/queue", "policies/routing", "policies/fleet", "policies/latency/ttft_predictor.py"),
     *("policies/latency/tpot.py", "policies/types.py", "gateway/observe/timeline.py", "gateway/observe/record.py"),

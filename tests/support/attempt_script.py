@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from policies.attempts.attempt_machine import AttemptMachine, AttemptState
 from policies.attempts.budgets import HedgeBudget, RetryBudget
-from policies.attempts.pending_attempt import PendingAttempt
+from policies.attempts.patience import PendingAttempt
 from policies.attempts.wire import AttemptLimits, Failed, Progress, Wire
 from policies.blame.blame import BLAME, Blame
+from policies.rescue.successors import RESCUE_ATTEMPT
 from policies.types import FOREVER, Attempt, AttemptOutcome, Candidate, Decision, FirstTokenOutlook, Forecast
 from tests.support.decision_fleet import P90, candidate, decided
 
@@ -44,8 +45,8 @@ class ScriptedWire(Wire):
     def cancel(self, number: int, outcome: AttemptOutcome) -> None:
         self.actions.append(("cancel", number, outcome))
 
-    def keep(self, number: int, shortcoming: str) -> None:
-        self.actions.append(("keep", number, shortcoming))
+    def keep(self, number: int, objection: str) -> None:
+        self.actions.append(("keep", number, objection))
 
     def commit(self, number: int, *, was_kept: bool = False) -> None:
         self.actions.append(("commit", number, was_kept))
@@ -145,8 +146,8 @@ class ScriptedRace:
         self.machine.first_token(number, now)
         return self.facts.step()
 
-    def answered(self, number: int, now: float, shortcoming: str = "") -> Step:
-        self.machine.answered(number, shortcoming, now)
+    def answered(self, number: int, now: float, objection: str = "") -> Step:
+        self.machine.answered(number, objection, now)
         return self.facts.step()
 
     def failed(self, failure: Failed, now: float) -> Step:
@@ -168,7 +169,7 @@ class ScriptedRace:
     def broken(self, blame: Blame, others: Sequence[Candidate], now: float) -> Step:
         """`not continued`: the machine has asked nobody."""
         was_committed = self.state is AttemptState.COMMITTED
-        if not self.machine.broken(blame, others, now) and was_committed:
+        if not self.machine.broken(blame, others, now, RESCUE_ATTEMPT) and was_committed:
             self.facts.actions.append(("not continued", None, None))
         return self.facts.step()
 
@@ -287,8 +288,8 @@ EVENTS: st.SearchStrategy[ScriptedEvent] = st.one_of(
 
 def happens(race: ScriptedRace, event: ScriptedEvent, now: float) -> Step:
     match event:
-        case "answered", (number, shortcoming):
-            return race.answered(number, now, shortcoming)
+        case "answered", (number, objection):
+            return race.answered(number, now, objection)
         case "client_gone", ():
             return race.client_gone()
         case name, given:

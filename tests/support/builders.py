@@ -22,7 +22,6 @@ from gateway.observe.part_notes import (
     CACHE,
     DIAGNOSIS,
     LEFT_OUT,
-    LINEAGE,
     ON_SCREEN,
     RESCUE,
     SHORTCOMING,
@@ -30,9 +29,10 @@ from gateway.observe.part_notes import (
     TAGS,
 )
 from gateway.observe.record import UNROUTED, AnswerFacts, AskedFacts, Budgets, Placed, Record, RequestOutcome
+from gateway.parts.prefix_doctor.prefix_doctor import LINEAGE
 from gateway.upstream.attempt import BrokenOff, Milestone, WireAttempt, WireEvent
 from gateway.upstream.attempt_sinks import AnswerSink, AttemptSink
-from gateway.upstream.upstream import Upstream as Target
+from gateway.upstream.routed_request import Upstream as Target
 from policies import types as facts
 from policies.fleet.fleet import AttemptReport, Fleet
 from policies.routes.route import Route
@@ -100,7 +100,7 @@ NOTES: dict[str, Note[Any]] = {
 FLAT = {  # short names of facts, for tests
     **{name: ("asked", name) for name in AskedFacts._fields},
     **{f"{name}_budget": ("budgets", name) for name in Budgets._fields},
-    **{name: ("placed", name) for name in ("tier", "chance", "scorer", "external_refused")},
+    **{name: ("placed", name) for name in ("tier", "chance", "scorer", "rejected")},
     "max_tokens_lowered": ("placed", "max_tokens"),
     "prompt_tokens_estimated": ("placed", "prompt_tokens"),
     "cached_tokens_predicted": ("placed", "cached_tokens"),

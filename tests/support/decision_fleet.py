@@ -85,8 +85,8 @@ class GivenPredictions:
     def prompt_error(self, pool: str, prompt: PoolEstimate) -> int:
         return self.error
 
-    def may_use_api(self, route: Route, usd: float, now: float) -> bool:
-        return True
+    def meter(self, route: Route) -> None:
+        return None
 
     def _candidate(
         self, name: str, load: Load, prompt: PoolEstimate, tier: int, price: float, left: float
@@ -137,7 +137,7 @@ class DecisionScenario:
 
     @property
     def estimate(self) -> PromptEstimate:
-        prompts = {name: PoolEstimate(self.tokens, adapter=self.adapter) for name in self.ttft}
+        prompts = {name: PoolEstimate(self.tokens, variant=self.adapter) for name in self.ttft}
         return PromptEstimate(prompts, output_tokens=200)
 
     @property

@@ -16,12 +16,12 @@ from gateway.api.api_error import ApiError
 from gateway.downstream.http_request import HttpRequest, ResponseWriter
 from gateway.observe.record import RequestOutcome
 from gateway.observe.timeline import RequestTimeline
+from gateway.upstream.answer import Relay
 from gateway.upstream.attempt import WireAttempt
 from gateway.upstream.dispatcher import Dispatcher
 from gateway.upstream.race import Race
-from gateway.upstream.relay import Relay
 from gateway.upstream.routed_request import RoutedRequest
-from gateway.upstream.upstream import Upstream as Target
+from gateway.upstream.routed_request import Upstream as Target
 from policies.attempts.budgets import RetryBudget
 from policies.types import PoolEstimate, Price, PromptEstimate
 from tests.support.builders import (

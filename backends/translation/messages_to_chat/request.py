@@ -16,7 +16,6 @@ completions (November 2026). Choices where the dialects differ:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from hashlib import sha256
 from itertools import chain
 from typing import Any
 
@@ -30,7 +29,6 @@ from backends.translation.translation import Json
 from backends.translation.turn_state.chat_state import details_text, merged, restored
 from backends.translation.turn_state.history import STATE
 
-USER_LIMIT = 64  # characters of OpenAI's `user`
 SCHEMA_NAME = "output"  # of a JSON schema, which has a name in chat alone
 
 _SAME = ("model", "temperature", "top_p", "top_k", "stream")  # `top_k` is an extension of many chats
@@ -103,7 +101,7 @@ def _options(members: Mapping[str, Any], dropped: Omissions) -> Json:
     if metadata.keys() - {"user_id"}:
         dropped.leave_out("metadata")
     if metadata.get("user_id") is not None:
-        options["user"] = _user_name(metadata["user_id"])
+        options["user"] = metadata["user_id"]
     config = members.get("output_config", {})
     refuse_others(config, {"effort": ANY, "format": ANY}, "output_config", dropped)
     if config.get("format") is not None:
@@ -117,11 +115,6 @@ def _options(members: Mapping[str, Any], dropped: Omissions) -> Json:
         if {name: value for name, value in edit.items() if name != "type"} != _KEPT_THINKING:
             refuse("context_management", dropped)
     return options
-
-
-def _user_name(user_id: str) -> str:
-    """An opaque name in the length that OpenAI accepts: agents send whole JSON objects."""
-    return user_id if len(user_id) <= USER_LIMIT else sha256(user_id.encode()).hexdigest()
 
 
 def _effort(thinking: Mapping[str, Any], dropped: Omissions) -> str | None:

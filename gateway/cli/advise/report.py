@@ -12,7 +12,7 @@ from time import gmtime, strftime
 from gateway.cli.tables import printable
 from policies.prefix_doctor.advice import Advice, BreakAdvice, Drift
 from policies.prefix_doctor.prefix_ledger import DAY
-from policies.prefix_doctor.prompt_outline import PARTS
+from policies.prompt_outline import PARTS
 
 SHOWN = 20  # places
 LITTLE = 0.01  # USD

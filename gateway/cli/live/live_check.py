@@ -163,7 +163,7 @@ async def _ask_all(config: Config, tokens: bool, timeout: float) -> list[Endpoin
             async with places:
                 return await ask_endpoint(live, endpoint)
 
-        pools = [pool for name, pool in live.runtime.pools.items() if name not in live.runtime.caller_keys]
+        pools = [pool for name, pool in live.runtime.pools.items() if not config.pools[name].caller_keys]
         endpoints = [endpoint for pool in pools for endpoint in pool.endpoints]
         return list(await asyncio.gather(*map(one, endpoints)))
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
+from math import inf
 
 from backends.facts.fact_rows import tier_rules
-from backends.facts.lookup import facts_of, is_own, plain, version_of
+from backends.facts.lookup import facts_of, is_own, model_row, plain, version_of
 from backends.facts.model_facts import Facts
 from gateway.cli.up.known_servers import FoundServer, Reach
 
@@ -92,7 +93,13 @@ def _rank(api: str, name: str, sizes: tuple[float, float], today: date) -> Rank 
     if _left(facts, today):
         return None
     stays, is_preview = not _left(facts, today + timedelta(days=rules.leaving)), re.search(rules.previews, name)
-    return stays, not is_preview, facts.size, version_of(name), not _is_dated(name), -len(name)
+    return stays, not is_preview, facts.size, _version(api, name), not _is_dated(name), -len(name)
+
+
+def _version(api: str, name: str) -> tuple[float, ...]:
+    """An alias of whatever is newest comes after the versions of a line that has them: its price moves with it."""
+    row, version = model_row(api, name), version_of(name)
+    return () if row is not None and row.alias is not None and version == (inf,) else version
 
 
 def _left(facts: Facts, day: date) -> bool:

@@ -47,9 +47,6 @@ class LoopLag:
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         self._logged_at = monotonic() + SETTLING - LOG_INTERVAL
-        self._schedule(loop)
-
-    def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:
         self._due = monotonic() + PERIOD
         self._timer = loop.call_later(PERIOD, self._tick, loop)
 
@@ -62,7 +59,8 @@ class LoopLag:
         now = monotonic()
         self.on_beat(now)
         self.saw(max(now - self._due, 0.0), now)
-        self._schedule(loop)
+        self._due = monotonic() + PERIOD
+        self._timer = loop.call_later(PERIOD, self._tick, loop)
 
     def saw(self, late: float, now: float) -> None:
         """Record a lateness of the timer, in seconds."""

@@ -19,10 +19,8 @@ from gateway.observe.metrics.loop_lag import LoopLag
 from gateway.observe.metrics.series import Observed, counter, histogram, observe_all
 from gateway.observe.part_notes import (
     CACHE,
-    COMPOSITION,
     DIAGNOSIS,
     LEFT_OUT,
-    LINEAGE,
     RESCUE,
     SHORTCOMING,
     SIGHT,
@@ -31,9 +29,8 @@ from gateway.observe.part_notes import (
 )
 from gateway.observe.record import STAGE_NAMES, AttemptRecord, Record, RequestOutcome, goodput_met
 from policies.diagnosis.diagnosis_report import Diagnosis
-from policies.fleet.pauses import PAUSE
-from policies.prefix_doctor.lineage import Lineage
-from policies.prefix_doctor.prompt_outline import PARTS, Composition
+from policies.external_share.external_share import EXTERNAL_LIMIT
+from policies.fleet.observations import PAUSE
 from policies.routes.route import Route
 from policies.types import AttemptKind, AttemptOutcome
 
@@ -90,12 +87,7 @@ class RequestMetrics:
         self.external_refused = counter("firsttoken_external_refused_total")
         self.escalations = counter("firsttoken_escalations_total")
         self.left_out = counter("firsttoken_left_out_total")
-        self.breaks = counter("firsttoken_prefix_breaks_total")
-        self.parts = counter("firsttoken_prompt_part_tokens_total")
         self.repaired = counter("firsttoken_repaired_total")
-        self.steps = histogram("firsttoken_session_steps")
-        self.pause = histogram("firsttoken_session_pause_seconds")
-        self.kept = histogram("firsttoken_session_kept_ratio")
         self.rescues = counter("firsttoken_rescues_total")
         self.sights = counter("firsttoken_picked_answers_total")
         self.cached = counter("firsttoken_answer_cache_total")
@@ -117,8 +109,6 @@ class RequestMetrics:
             SIGHT: self._count_sight,
             LEFT_OUT: self._count_left_out,
             TAGS: self._count_tags,
-            COMPOSITION: self._count_parts,
-            LINEAGE: self._count_lineage,
         }
         self.flush: Callable[[], None] = lambda: None
         registry.register(self)
@@ -154,23 +144,23 @@ class RequestMetrics:
             if met is not None:
                 self.slo.of[route, objective, "true" if met else "false"].value += 1
         model, key = self._labels.models.get(pool, ""), record.tenant if record.tenant in self._labels.keys else ""
-        self.served.of[route, model, record.endpoint.region, key, _JUDGED[good]].value += 1
+        self.served.of[route, model, record.endpoint.locality, key, _JUDGED[good]].value += 1
         if record.ttft is not None and record.asked.stream:
-            observed.append((self.served_ttft.of[model, record.endpoint.region, key], record.ttft))
+            observed.append((self.served_ttft.of[model, record.endpoint.locality, key], record.ttft))
         for attempt in record.attempts:
-            self.attempts.of[attempt.pool, attempt.region, attempt.kind._value_, attempt.ending._value_].value += 1
+            self.attempts.of[attempt.pool, attempt.locality, attempt.kind.value, attempt.ending._value_].value += 1
             self.cost.of[route, attempt.pool].value += attempt.cost_usd
             if attempt.junk:
                 self.junk.of[(attempt.pool,)].value += attempt.junk
             if attempt.kind is AttemptKind.HEDGE:
                 self.hedges.of[route, _result(record, attempt)].value += 1
-        if record.placed.external_refused:
+        if EXTERNAL_LIMIT.value in record.placed.rejected:
             self.external_refused.of[(route,)].value += 1
         if notes := record.notes:
             for note, value in zip(notes[::2], notes[1::2], strict=True):
                 if note in self._by_note:
                     self._by_note[note](record, value)
-        for rule in record.asked.repaired:
+        for rule in record.asked.prompt_changes:
             self.repaired.of[route, rule].value += 1
         if record.placed.total_p90 is not None and record.end is RequestOutcome.COMPLETED:
             predicted = record.placed.total_p50, record.placed.total_p90
@@ -214,25 +204,6 @@ class RequestMetrics:
             self.tagged.of[tag, record.end._value_].value += 1
             self.tagged_tokens.of[(tag,)].value += sum(attempt.tokens for attempt in record.attempts)
             self.tagged_cost.of[(tag,)].value += record.cost_usd
-
-    def _count_parts(self, record: Record, composition: Composition) -> None:
-        for part, found in zip(PARTS, composition, strict=True):
-            if found:
-                self.parts.of[record.route.name, part].value += found
-
-    def _count_lineage(self, record: Record, lineage: Lineage) -> None:
-        route = record.route.name
-        if lineage.conversation:
-            self._count_session(lineage, route)
-        if (broken := lineage.broken) is not None:
-            self.breaks.of[route, broken.cls._value_].value += 1
-
-    def _count_session(self, lineage: Lineage, route: str) -> None:
-        self.steps.of[(route,)].observe(lineage.step)
-        if lineage.since is not None:
-            self.pause.of[(route,)].observe(lineage.since)
-            if lineage.kept_share is not None:
-                self.kept.of[(route,)].observe(lineage.kept_share)
 
     def _count_answer(self, record: Record, ttft: float, route: str, pool: str) -> Observed:
         """Count the tokens of an answer; returns what the histograms are to observe."""

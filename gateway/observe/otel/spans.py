@@ -26,6 +26,7 @@ from opentelemetry.util.types import AttributeValue
 from gateway.observe.part_notes import cause_of
 from gateway.observe.record import STAGE_NAMES, UPSTREAM, AttemptRecord, Record, RequestOutcome
 from gateway.observe.trace_context import ATTEMPT, SAMPLED, STAGE, Trace, trace_state
+from policies.routes.when import EFFORT
 from policies.types import AttemptOutcome
 
 # Outcomes that are no error of a server, and of an engine.
@@ -173,7 +174,7 @@ def _asked_attributes(record: Record) -> Attributes:
             "gen_ai.request.stream": record.asked.stream,
             "gen_ai.request.max_tokens": record.asked.max_tokens,
             "gen_ai.request.choice.count": record.asked.choices if record.asked.choices != 1 else None,
-            "gen_ai.request.reasoning.level": record.asked.reasoning_effort,
+            "gen_ai.request.reasoning.level": record.asked.members.get(EFFORT),
         }
     )
 
@@ -201,7 +202,7 @@ def _outcome_attributes(record: Record) -> Attributes:
             "firsttoken.tier": None if record.placed.tier is None else record.placed.tier + 1,
             "firsttoken.pool": record.endpoint.pool,
             "firsttoken.endpoint": record.endpoint.id,
-            "firsttoken.region": record.endpoint.region,
+            "firsttoken.region": record.endpoint.locality,
             "firsttoken.scorer": record.placed.scorer,
             "firsttoken.ttft": record.ttft,
             "firsttoken.first_reasoning": record.answer.first_reasoning,

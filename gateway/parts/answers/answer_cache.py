@@ -38,8 +38,8 @@ from gateway.observe.timeline import RequestTimeline
 from gateway.parts.answers.answer_copy import CacheUse, CopyBudget, CopyingRelay
 from gateway.parts.answers.answer_stores import AnswerKey, KeptAnswer, answer_store
 from gateway.runtime import Runtime
+from gateway.upstream.answer import STALL, Relay
 from gateway.upstream.race import Race
-from gateway.upstream.relay import STALL, Relay
 from gateway.upstream.routed_request import RoutedRequest
 from gateway.wiring import Core
 from policies.routes.route import AnswerCaching, Route

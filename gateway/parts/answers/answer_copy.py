@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from gateway.downstream.http_request import HttpRequest
 from gateway.parts.answers.answer_stores import AnswerKey
-from gateway.upstream.relay import Relay
+from gateway.upstream.answer import Relay
 from policies.routes.route import Route
 
 MAX_ANSWER = 1 << 20  # bytes of a kept answer

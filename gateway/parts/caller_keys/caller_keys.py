@@ -23,7 +23,7 @@ from gateway.api.inference_request import GATEWAY_KEY
 from gateway.core.hooks import NO_HOOKS, Ask, Hooks, RoutePlan
 from gateway.core.part import Part
 from gateway.downstream.http_request import HttpRequest
-from gateway.upstream.upstream import Upstream
+from gateway.upstream.routed_request import Upstream
 from gateway.wiring import Core
 
 NO_KEY = "it takes the caller's own key, and there is none"
@@ -36,7 +36,8 @@ class CallerKeys(Part):
         self._runtime = core.runtime
 
     def on(self, plan: RoutePlan) -> Hooks:
-        taking = plan.runtime.caller_keys.intersection(plan.route.pools)
+        pools = plan.runtime.config.pools
+        taking = frozenset(pool for pool in plan.route.pools if pools[pool].caller_keys)
         return Hooks(fit=partial(fit, taking), sends=self.upstreams) if taking else NO_HOOKS
 
     def upstreams(self, http: HttpRequest, upstreams: Mapping[str, Upstream]) -> Mapping[str, Upstream]:

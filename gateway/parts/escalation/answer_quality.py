@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from importlib import import_module
 from time import monotonic
 from typing import Any
@@ -23,7 +24,9 @@ from backends.interface import Operation
 from gateway.api.inference_request import InferenceRequest
 from gateway.core.hooks import NO_HOOKS, Hooks, RoutePlan
 from gateway.core.part import Part
+from gateway.observe.part_notes import SHORTCOMING
 from gateway.runtime import Runtime
+from gateway.upstream.routed_request import RoutedRequest
 
 log = logging.getLogger("firsttoken")
 
@@ -46,13 +49,20 @@ class Escalations(Part):
 
     def on(self, plan: RoutePlan) -> Hooks:
         wanted = plan.route.escalate
-        if not wanted:
-            return NO_HOOKS
+        return Hooks(judge=AnswerJudge(wanted)) if wanted else NO_HOOKS
 
-        def judge(request: InferenceRequest, reply: bytes) -> str:
-            return shortcoming(request.operation, request.body, reply, wanted)
 
-        return Hooks(judge=judge)
+@dataclass(frozen=True, slots=True)
+class AnswerJudge:
+    """`wanted`: shortcomings for which the route asks another pool."""
+
+    wanted: Collection[str]
+
+    def objection(self, request: InferenceRequest, reply: bytes) -> str:
+        return shortcoming(request.operation, request.body, reply, self.wanted)
+
+    def kept(self, routed: RoutedRequest, objection: str) -> None:
+        SHORTCOMING.put(routed.timeline.record, objection)
 
 
 _UNCHECKED = ("pattern", "patternProperties", "format", "uniqueItems", "$schema")

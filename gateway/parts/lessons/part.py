@@ -4,8 +4,9 @@ Rules:
 - A refusal that names a member, a value, a role or a form is mended: the request is sent again to the endpoint, not
   counted in `max_attempts`, changed by the table of refusals (`backends.lessons`). Servers name one member at a time: a
   request may be mended MOST_MENDS times per endpoint before the deadline, each time with a different body.
-- Lessons are stored by pool, model and operation (`policies.lessons.lesson_book`). Later bodies are changed before
-  sending, for the callers for whom the lesson counts.
+- A lesson is what has helped: the server has not repeated its complaint about the changed body, and has answered the
+  request in the end. Lessons are stored by pool, model and operation (`policies.lessons.lesson_book`). Later bodies are
+  changed before sending, for the callers for whom the lesson counts. Without keys no caller has lessons of its own.
 - A caller's unchanged body refused on its merits is refused. A refusal of a body or a member written by the gateway
   goes to another pool, and so does a request for a feature that the server lacks.
 - Content left out is named in x-firsttoken-left-out; the Record has the lessons.
@@ -15,7 +16,6 @@ Rules:
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import monotonic
@@ -28,7 +28,7 @@ from backends.body_changes import BodyChange, ChangeKind, Scalar, holds, meets
 from backends.facts.lookup import with_overrides
 from backends.facts.model_facts import Facts
 from backends.interface import FailureKind, Operation
-from backends.lessons.refusal import Lesson, Reading, RefusalVerdict, read_refusal
+from backends.lessons.refusal import Complaint, Lesson, Reading, RefusalVerdict, read_refusal
 from gateway.api.inference_request import InferenceRequest, TranslatedBody
 from gateway.api.operation_fit import Servers
 from gateway.core.hooks import NO_HOOKS, Ask, Hooks, RoutePlan
@@ -42,13 +42,14 @@ from gateway.upstream.routed_request import RoutedRequest, header_safe
 from gateway.wiring import Core
 from policies.lessons.lesson_book import KnownLesson, LessonBook, Place
 from policies.routes.route import Route
-from policies.types import AttemptKind
 
 log = logging.getLogger("firsttoken")
 
 TAUGHT = (Operation.CHAT, Operation.COMPLETION, Operation.MESSAGES, Operation.RESPONSES)
 ON_ITS_MERITS = (RefusalVerdict.MERITS, RefusalVerdict.UNREAD)  # of a caller's own body
-MOST_MENDS = 4  # of a request at an endpoint
+MOST_MENDS = 8  # of a request at an endpoint
+MOST_MADE_UP = 3  # of those for members that no dialect names: each may cost a request of a provider's limit
+MOST_COMPARED = 1 << 16  # bytes of an answered body that is compared with lessons in question
 MOST_FACTS = 512  # of models, by lessons
 _members = msgspec.json.Decoder(dict[str, Raw]).decode
 
@@ -57,12 +58,21 @@ Applied = tuple[Place, Lesson]  # where a lesson was learned, and the lesson
 Believed = tuple[tuple[str, tuple[Scalar, ...]], ...]  # values of facts, by name
 
 
+@dataclass(frozen=True, slots=True)
+class Mended:
+    """A change after a refusal of the request. `helped`: the endpoint has not repeated its complaint."""
+
+    applied: Applied
+    complaint: Complaint
+    helped: bool = True
+
+
 @dataclass(slots=True)
 class AppliedLessons:
-    """Lessons by which the bodies of a request are changed, by pool. `mended`: by endpoint, how often."""
+    """Lessons by which the bodies of a request are changed, by pool. `mended`: by endpoint."""
 
     by_pool: dict[str, tuple[Applied, ...]] = field(default_factory=dict)
-    mended: Counter[str] = field(default_factory=Counter)
+    mended: dict[str, list[Mended]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +86,7 @@ class TaughtForm:
     def changes(self) -> tuple[BodyChange, ...]:
         return tuple(change for _, lesson in self.lessons for change in lesson.changes)
 
-    def put(self, request: InferenceRequest, record: Record, pool: str) -> None:
+    def put(self, request: InferenceRequest, record: Record, pool: str) -> AppliedLessons:
         """The pool is asked in this form from here on."""
         request.changes = {**request.changes, pool: self.changes}
         if self.body is not None:
@@ -84,6 +94,7 @@ class TaughtForm:
         if (applied := APPLIED.of(record)) is None:
             APPLIED.put(record, applied := AppliedLessons())
         applied.by_pool[pool] = self.lessons
+        return applied
 
 
 APPLIED = Note[AppliedLessons | None](None)
@@ -130,7 +141,7 @@ class LessonsPart(Part):
         if not self._book:
             return
         for pool in ask.route.pools:
-            model = ask.named.model or ask.route.adapters.get(pool, ask.runtime.pools[pool].model)
+            model = ask.named.model or ask.route.variants.get(pool, ask.runtime.pools[pool].model)
             place = Place(pool, model, _spoken(request, pool).value)
             form = self._form(request, ask.route, ask.runtime.servers(ask.named.model), place)
             if form.lessons:
@@ -197,21 +208,24 @@ class LessonsPart(Part):
         return found
 
     def _counting(self, request: InferenceRequest, place: Place) -> Sequence[Applied]:
-        return [(place, lesson) for lesson in self._book.of(place, request.caller, monotonic())]
+        return [(place, lesson) for lesson in self._book.of(place, self._caller(request), monotonic())]
+
+    def _caller(self, request: InferenceRequest) -> str:
+        """Empty without keys: an address may be that of a proxy, with any number of callers."""
+        return request.caller if self._runtime.current.keys.required else ""
 
     # -- refusals ---------------------------------------------------------------------------
 
     def refused(self, routed: RoutedRequest, wire: WireAttempt) -> Remedy:
         if wire.failure is None or wire.failure.kind is not FailureKind.CLIENT:
             return Remedy.NONE
-        reading = read_refusal(wire.refusal, _members(wire.call.body))
+        _note_repeated(routed, wire)
+        reading = read_refusal(wire.refusal, _members(wire.call.body), wire.call.body)
         is_own = _is_own(routed, wire, reading)
         lesson = None if reading.in_doubt and is_own else reading.lesson
         form = None if lesson is None else self._other_form(routed, wire, lesson)
         if lesson is not None and form is not None:
-            return self._mended(routed, wire, lesson, form)
-        for place, failed in self._unproven(routed, wire):
-            self._book.failed(place, routed.request.caller, failed)
+            return self._mended(routed, wire, Mended((_place(wire), lesson), reading.complaint), form)
         is_final = is_own and (reading.in_doubt or reading.verdict in ON_ITS_MERITS)
         return Remedy.NONE if is_final else Remedy.ELSEWHERE
 
@@ -228,60 +242,61 @@ class LessonsPart(Part):
         form = TaughtForm(lessons, self._body_of(request, routed.route, routed.servers, place.pool, operation, lessons))
         return None if _written(wire, form.body, form.changes) == wire.call.body else form
 
-    def _mended(self, routed: RoutedRequest, wire: WireAttempt, lesson: Lesson, form: TaughtForm) -> Remedy:
-        """Remember the lesson. The endpoint is asked again, unless it was often enough."""
-        record, endpoint, place = routed.timeline.record, wire.attempt.candidate.endpoint, _place(wire)
-        if not lesson.once:
-            log.info("pool %s refuses a request for %s: %s", place.pool, header_safe(place.model), lesson)
-            self._book.refused(place, routed.request.caller, lesson, monotonic())
-        applied = APPLIED.of(record)
-        if applied is not None and applied.mended[endpoint.id] >= MOST_MENDS:
+    def _mended(self, routed: RoutedRequest, wire: WireAttempt, mended: Mended, form: TaughtForm) -> Remedy:
+        """The endpoint is asked again, unless it was often enough."""
+        place, lesson = mended.applied
+        endpoint, known = wire.attempt.candidate.endpoint.id, APPLIED.of(routed.timeline.record)
+        before = [] if known is None else known.mended.get(endpoint, [])
+        made_up = sum(not each.applied[1].concerns_all for each in (*before, mended))
+        if len(before) >= MOST_MENDS or made_up > MOST_MADE_UP:
             return Remedy.ELSEWHERE
-        form.put(routed.request, record, place.pool)
-        found = APPLIED.of(record)
-        assert found is not None
-        found.mended[endpoint.id] += 1
+        log.info("pool %s refuses a request for %s: %s", place.pool, header_safe(place.model), lesson)
+        applied = form.put(routed.request, routed.timeline.record, place.pool)
+        applied.mended.setdefault(endpoint, []).append(mended)
         return Remedy.AGAIN
 
     # -- answers ----------------------------------------------------------------------------
 
     def answered(self, routed: RoutedRequest, wire: WireAttempt) -> None:
-        now = monotonic()
-        for place, lesson in self._unproven(routed, wire):
-            self._book.answered(place, routed.request.caller, lesson, now)
+        """Remember what has helped this request: changes of the answered body, or of the operation it has left."""
+        now, caller, endpoint = monotonic(), self._caller(routed.request), wire.attempt.candidate.endpoint
+        if (known := APPLIED.of(routed.timeline.record)) is None:
+            return
+        sent = known.by_pool.get(endpoint.pool, ())
+        left = {place for place, lesson in sent if lesson.operation}
+        for each in known.mended.get(endpoint.id, ()):
+            place, lesson = each.applied
+            if each.helped and not lesson.once and (each.applied in sent or place in left):
+                self._book.helped(place, caller, lesson, now, concerns_all=lesson.concerns_all)
 
     def ended(self, ask: Ask, race: Race) -> None:
-        """Count an answer to a body changed before sending as proof of the lessons."""
+        """An answer to a body that a lesson would have changed contradicts the lesson."""
         wire = race.winner
-        if self._book and wire is not None and wire.attempt.kind is not AttemptKind.MENDED:
-            self.answered(race.routed, wire)
+        if wire is None or not (found := self._book.in_question(_place(wire), monotonic())):
+            return
+        if len(wire.call.body) > MOST_COMPARED:
+            return
+        for lesson in found:
+            if self._would_change(race.routed, wire, lesson):
+                self._book.contradicted(_place(wire), lesson)
 
-    def _unproven(self, routed: RoutedRequest, wire: WireAttempt) -> list[Applied]:
-        """Lessons on trial by which the body of the attempt differs."""
-        applied = _applied_at(routed.timeline.record, wire.attempt.candidate.endpoint.pool)
-        caller = routed.request.caller
-        trials = [each for each in applied if self._book.is_on_trial(each[0], caller, each[1])]
-        return [each for each in trials if self._alters(routed, wire, each[1], applied)]
-
-    def _alters(self, routed: RoutedRequest, wire: WireAttempt, lesson: Lesson, applied: Sequence[Applied]) -> bool:
+    def _would_change(self, routed: RoutedRequest, wire: WireAttempt, lesson: Lesson) -> bool:
         if lesson.operation:
-            return wire.request.operation.value == lesson.operation
-        others, body = tuple(each for each in applied if each[1] != lesson), None
-        changes = tuple(each for each in wire.request.changes if each not in {*lesson.changes})
-        if _believed([(_place(wire), lesson)]):
-            body = self._body_without(routed, wire, _of_bodies(others))
-        return _written(wire, body, changes) != wire.call.body
-
-    def _body_without(self, routed: RoutedRequest, wire: WireAttempt, lessons: Sequence[Applied]) -> TranslatedBody:
-        """The body of the attempt by fewer lessons."""
-        request, pool, operation = routed.request, wire.attempt.candidate.endpoint.pool, wire.request.operation
-        facts = self._with(routed.servers.facts(pool), _believed(lessons))
-        server = routed.servers.of(pool, frozenset({operation}), facts)
-        made = self._operations.made_for(server, request, routed.route, _refused(lessons))
-        return made or TranslatedBody(request.operation, request.body, (), ())
+            return not lesson.beside or meets(wire.request.body, lesson.beside)
+        return self._other_form(routed, wire, lesson) is not None
 
 
 # --------------------------------------------------------------------------- attempts
+
+
+def _note_repeated(routed: RoutedRequest, wire: WireAttempt) -> None:
+    """Changes after which the endpoint says the same again have not helped."""
+    known, endpoint = APPLIED.of(routed.timeline.record), wire.attempt.candidate.endpoint.id
+    if known is not None and endpoint in known.mended:
+        known.mended[endpoint] = [
+            replace(each, helped=each.helped and not each.complaint.is_in(wire.refusal))
+            for each in known.mended[endpoint]
+        ]
 
 
 def _is_own(routed: RoutedRequest, wire: WireAttempt, reading: Reading) -> bool:

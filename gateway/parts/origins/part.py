@@ -40,7 +40,7 @@ class Origins(Part):
         """Remember the signatures of the answer."""
         if race.winner is None or not (signatures := race.winner.tap.facts.signatures):
             return
-        maker = ask.runtime.makers.get(race.winner.attempt.candidate.endpoint.pool, "")
+        maker = ask.runtime.maker(ask.named.model, race.winner.attempt.candidate.endpoint.pool)
         for signature in signatures if maker else ():
             self._note(ask.request.caller, _digest(signature), maker)
         self._operations.recall = self.recall

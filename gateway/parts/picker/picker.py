@@ -30,16 +30,16 @@ from gateway.api.paths import canonical
 from gateway.api.request_headers import LONGEST
 from gateway.config.field_types import authority
 from gateway.config.models import PickSection
-from gateway.decider import Decider
 from gateway.observe.record import Stage
 from gateway.observe.timeline import RequestTimeline
 from gateway.parts.picker.named_model import named_model
 from gateway.proxy import OPERATIONS
 from gateway.refusals import reject_unplaced
+from gateway.request_steps import Decider
 from gateway.runtime import Runtime, RuntimeHolder
 from gateway.scheduler import RequestQueue
+from gateway.upstream.dispatcher import Waker
 from gateway.upstream.routed_request import RoutedRequest
-from gateway.upstream.waker import Waker
 from policies.fleet.fleet import Fleet
 from policies.queue.queued_request import QueuedRequest
 from policies.types import NEVER, UNUSABLE, Candidate, Decision, Health, Load, Placement
@@ -185,7 +185,7 @@ class Picker:
     def _model_at(self, named: RoutedName, id: str) -> str:
         """By which an endpoint knows the model."""
         own = self._runtime.current.upstreams[id].model
-        return named.model or named.route.adapters.get(self.fleet.view.pool_of(id), own)
+        return named.model or named.route.variants.get(self.fleet.view.pool_of(id), own)
 
     @contextmanager
     def _asking_for_time(self, asked: Asked, limit: asyncio.Timeout) -> Iterator[None]:

@@ -191,7 +191,7 @@ class ServedAnswer:
             upstream_id=self._routed.timeline.record.request_id,
             tokens=(self._prompt.tokens + self._tap.tokens + self._unread) if self._tap is not None else 0,
             status=self._status,
-            region=endpoint.region,
+            locality=endpoint.locality,
         )
 
 

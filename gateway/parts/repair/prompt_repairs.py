@@ -46,8 +46,8 @@ class Repairs(Part):
             ask.operation, raw, http.headers, request.arrival, request.request_id, wanted
         )
         found.caller = request.caller
-        found.repaired = tuple(dict.fromkeys((*found.repaired, *done)))
-        ask.timeline.repaired(found.repaired)
+        found.prompt_changes = tuple(dict.fromkeys((*found.prompt_changes, *done)))
+        ask.timeline.prompt_changed(found.prompt_changes)
 
 
 def repaired(operation: Operation, raw: bytes, rules: Iterable[RepairRule]) -> tuple[bytes, tuple[str, ...]]:

@@ -31,12 +31,11 @@ from gateway.core.hooks import NO_HOOKS, Hooks, RoutePlan
 from gateway.core.part import Part
 from gateway.observe.part_notes import RESCUE
 from gateway.upstream.attempt import WireAttempt
-from gateway.upstream.routed_request import RoutedRequest
-from gateway.upstream.upstream import Upstream
+from gateway.upstream.routed_request import RoutedRequest, Upstream
 from policies.blame.blame import BLAME
 from policies.fleet.fleet import Fleet
-from policies.rescue.successors import able, in_order, is_of_request, patience, to_forecast
-from policies.types import FOREVER, Attempt, AttemptKind, Candidate, Endpoint
+from policies.rescue.successors import RESCUE_ATTEMPT, able, in_order, is_of_request, patience, to_forecast
+from policies.types import FOREVER, Attempt, Candidate, Endpoint
 
 COUNTING = 5.0  # s for a count of tokens
 TAKE_OVERS = 8  # broken answers for which a continuation is being asked, at a time
@@ -145,7 +144,7 @@ class Continuing:
         others: Sequence[Candidate],
         before: Continuing | None,
     ) -> None:
-        self.others = others
+        self.others, self.kind = others, RESCUE_ATTEMPT
         self.asked: bool = before is not None and before.asked
         self.continuation: Continuation | None = None
         self._rescues = rescues
@@ -214,7 +213,7 @@ class Continuing:
 
     def end(self, winner: WireAttempt | None) -> None:
         """The request is over. `winner`: still the attempt that broke, where no other has gone on."""
-        if winner is not None and winner.attempt.kind is AttemptKind.REST:
+        if winner is not None and winner.attempt.kind is RESCUE_ATTEMPT:
             self.note_restart(winner)
 
     def refuse(self) -> None:

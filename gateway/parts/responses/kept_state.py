@@ -42,9 +42,7 @@ class KeptState(Part):
         """Raises ApiError for state that is unknown."""
         request, ids = ask.request, state_ids(ask.runtime, ask.tenant)
         ask.rewrite = partial(StateAnswer, ids)
-        opened = await self._decider.off_loop(
-            request.size, open_request, request.body, ids, homes(ask.runtime, ask.route)
-        )
+        opened = await self._decider.off_loop(request.size, open_request, request.body, ids, homes(ask))
         request.body, request.pinned = opened.body, opened.pinned
         request.readers, request.has_turn_state = opened.readers, opened.has_turns
 
@@ -60,10 +58,12 @@ class KeptState(Part):
         )
 
 
-def homes(runtime: Runtime, route: Route) -> Mapping[str, Home]:
+def homes(ask: Ask) -> Mapping[str, Home]:
     """By id of an endpoint that the route may use."""
+    runtime, route = ask.runtime, ask.route
     pools = {one.id: pool for pool in route.pools for one in runtime.pools[pool].endpoints}
-    return {id: Home(pools[id], runtime.makers[pools[id]]) for id in runtime.endpoints(route)}
+    made = {pool: runtime.maker(ask.named.model, pool) for pool in route.pools}
+    return {id: Home(pools[id], made[pools[id]]) for id in runtime.endpoints(route)}
 
 
 async def refuse_thread_at_once(ask: Ask) -> None:

@@ -34,7 +34,7 @@ from gateway.parts.responses.kept_turns import KeptTurn, KeptTurns
 from gateway.parts.responses.socket_turn import SocketTurn, UnmatchedOutput, read_turn
 from gateway.proxy import LABELS, Proxy
 from gateway.strict_json import encode
-from gateway.upstream.relay import STALL
+from gateway.upstream.answer import STALL
 from gateway.wiring import Core
 
 LIFETIME = 3600.0  # s

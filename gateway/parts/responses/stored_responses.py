@@ -35,7 +35,7 @@ from gateway.parts.responses.kept_state import state_ids
 from gateway.parts.responses.state_answer import StateAnswer
 from gateway.parts.responses.state_ids import StateHolder, StateIds
 from gateway.proxy import LABELS
-from gateway.upstream.upstream import Upstream
+from gateway.upstream.routed_request import Upstream
 from gateway.wiring import Core
 
 TIMEOUT = 10.0  # s

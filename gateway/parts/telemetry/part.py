@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gateway.core.part import Part
 from gateway.observe.trace_context import Tracer
-from gateway.upstream.upstream import Upstream
+from gateway.upstream.routed_request import Upstream
 from gateway.wiring import Core
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from gateway.tokenize.prompt import prompt_of
 from gateway.tokenize.prompt_reader import PromptText
 from gateway.upstream.attempt import WireAttempt
 from gateway.upstream.race import Race
-from gateway.upstream.upstream import EVERYWHERE, Upstream
+from gateway.upstream.routed_request import EVERYWHERE, Upstream
 from gateway.wiring import Core
 from policies.prefix_cache.warm_up import (
     CONCURRENCY,
@@ -105,9 +105,9 @@ class SavedPrompt:
         return {**rendered, "messages": messages[:low]}
 
     def _estimate(self, body: Mapping[str, Any], estimator: Estimator) -> PoolEstimate:
-        adapters = {self.pool: self.estimate.adapter} if self.estimate.adapter else {}
+        variants = {self.pool: self.estimate.variant} if self.estimate.variant else {}
         prompt = prompt_of(self.operation, body)
-        text = PromptText(prompt, [self.pool], self.cache_group, self.caller, adapters)
+        text = PromptText(prompt, [self.pool], self.cache_group, self.caller, variants)
         return estimator.estimate(text).pools[self.pool]
 
 
@@ -142,12 +142,12 @@ class CacheWarming(Part):
         self._busy: dict[str, asyncio.Task[None]] = {}
         self._warmed_at: dict[str, float] = {}
         self._keeps_warm = False  # a pool has `keep_warm`
-        self._began = 0.0
+        self._began = 0.0  # 0: not started, or another worker looks after all
         self._task: asyncio.Task[None] | None = None
 
     def reload(self) -> None:
-        """Apply a new Runtime: cancel work for removed endpoints."""
-        if self._task is None:
+        """Apply a new Runtime: cancel work for removed endpoints, and look after all once anything can be warmed."""
+        if not self._began:
             return
         for endpoint, task in self._busy.items():
             if endpoint not in self.runtime.current.upstreams:
@@ -156,12 +156,13 @@ class CacheWarming(Part):
         shared = [pool.name for pool in self.runtime.current.pools.values() if pool.local and len(pool.endpoints) > 1]
         if shared != [*self.hot]:  # the shares of memory change
             self.hot = {name: HotPrefixes[SavedPrompt](KEPT // len(shared)) for name in shared}
+        if self._task is None and (self.hot or self._keeps_warm):
+            self._task = asyncio.get_running_loop().create_task(self._look_forever())
 
     async def start(self) -> None:
         if not self._is_leader:
             return
         self._began = monotonic()
-        self._task = asyncio.get_running_loop().create_task(self._look_forever())
         self.reload()
 
     async def close(self) -> None:

@@ -18,7 +18,7 @@ from gateway.core.part import Part
 from gateway.synthetic_request import PING, QUESTIONS, send_synthetic, synthetic
 from gateway.tokenize.prompt import prompt_of
 from gateway.tokenize.prompt_reader import PromptText
-from gateway.upstream.upstream import Upstream
+from gateway.upstream.routed_request import Upstream
 from gateway.wiring import Core
 from policies.fleet.witness_schedule import WitnessSchedule
 from policies.types import AttemptOutcome, Endpoint
@@ -49,8 +49,9 @@ class WitnessPart(Part):
         """Probe an endpoint that has failed for one caller alone, unless the last probe is too recent."""
         runtime = self._runtime.current
         upstream = runtime.upstreams.get(endpoint.id)
-        unasked = (runtime.config.passthrough, *runtime.caller_keys)
-        if upstream is None or not upstream.model or endpoint.pool in unasked:
+        if upstream is None or not upstream.model or endpoint.pool == runtime.config.passthrough:
+            return
+        if runtime.config.pools[endpoint.pool].caller_keys:  # the gateway has no key to ask with
             return
         operation = next((each for each in QUESTIONS if each in runtime.operations[endpoint.pool]), None)
         if operation is None or not self._schedule.begin(endpoint.id, monotonic()):

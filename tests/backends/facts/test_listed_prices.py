@@ -38,6 +38,8 @@ def test_a_listed_price_can_be_found_and_has_a_source(row: Any, name: str) -> No
         ("openai", "gpt-4o-2024-05-13"),  # cost twice as much
         ("openai", "ft:gpt-4.1"),
         ("anthropic", "claude-opus-5-6"),
+        ("anthropic", "claude-opus-5-6-20261201"),
+        ("anthropic", "claude-opus-latest"),  # moves on to another price
         ("azure", "gpt-6.1-sol"),
         ("openrouter", "openai/gpt-6.1-sol"),
         ("vllm", "gpt-6.1-sol"),
@@ -53,6 +55,22 @@ def test_a_price_is_of_one_name_at_the_api_of_its_maker(api: str, model: str) ->
 )
 def test_a_name_may_have_a_path(api: str, model: str) -> None:
     assert listed_prices(api, model)
+
+
+@pytest.mark.parametrize(
+    ("api", "model", "like"),
+    [
+        ("openai", "gpt-6.1-sol-2026-10-01", "gpt-6.1-sol"),
+        ("anthropic", "claude-opus-5-5-20260922", "claude-opus-5-5"),
+        ("anthropic", "anthropic/claude-sonnet-5-5-latest", "claude-sonnet-5-5"),
+        ("gemini", "models/gemini-3.8-flash-latest", "gemini-3.8-flash"),
+    ],
+)
+def test_a_dated_name_and_latest_cost_what_their_name_costs(api: str, model: str, like: str) -> None:
+    """Unless the row has prices of other dates: these differ in places."""
+    assert listed_prices(api, model) == listed_prices(api, like) != ()
+    assert listed_prices("openai", "gpt-4o-2024-08-06") != ()
+    assert listed_prices("openai", "gpt-4o-2024-05-13") == ()
 
 
 def test_an_api_is_at_its_own_host_alone() -> None:

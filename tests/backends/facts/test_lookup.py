@@ -67,6 +67,41 @@ def test_a_version_has_the_newest_row_that_is_not_newer_than_itself(model: str, 
     assert found.name == row
 
 
+@pytest.mark.parametrize(
+    ("model", "row"),
+    [
+        ("claude-opus-latest", "anthropic claude-opus-{v} since 5.5"),
+        ("~anthropic/claude-sonnet-latest", "anthropic claude-sonnet-{v} since 5.5"),
+        ("gemini-flash-latest", "gemini gemini-{v}-flash since 3.7"),
+        ("gemini-flash-lite-latest", "gemini gemini-{v}-flash-lite since 3"),
+        ("gemini-pro-latest", "gemini gemini-{v}-pro since 3"),
+        ("gpt-mini-latest", "openai gpt-{v}(-mini|-nano) since 6"),
+        ("grok-latest", "xai grok-{v} since 4.6"),
+        ("gemini-2.5-flash-latest", r"gemini gemini-2\.5-flash"),
+        ("claude-3-5-sonnet-latest", "anthropic claude-([123]|instant)"),
+        ("gpt-5-chat-latest", "openai gpt-5-chat"),
+        ("chatgpt-4o-latest", "openai (chat)?gpt-4o"),
+        ("gemini-pro", r"gemini gemini-(1|2\.0|pro)"),
+        (
+            "arn:aws:bedrock:us-east-1:1:inference-profile/us.anthropic.claude-opus-5-5-v1:0",
+            "anthropic claude-opus-{v} since 5.5",
+        ),
+        ("publishers/anthropic/models/claude-opus-5-5@default", "anthropic claude-opus-{v} since 5.5"),
+        ("bedrock/eu.anthropic.claude-haiku-5-5-20260922-v1:0", "anthropic claude-haiku-{v} since 5.5"),
+    ],
+)
+def test_latest_is_the_newest_row_of_its_line(model: str, row: str) -> None:
+    """Where no version stands in the name; one that does is the version."""
+    found = model_row("openrouter", model)
+    assert found is not None
+    assert found.name == row
+
+
+def test_latest_of_another_line_has_no_row_of_this_one() -> None:
+    assert model_row("openrouter", "gpt-audio-latest") is None
+    assert model_row("openrouter", "latest") is None
+
+
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_of_an_unknown_model_is_believed_what_its_api_does(kind: str) -> None:
     """No row of a family holds, nothing is refused for lack of one."""

@@ -28,6 +28,11 @@ def test_a_speed_that_is_not_sold_is_left_out_and_told(author: Author) -> None:
     assert fitted(OWN, CHAT, {"service_tier": "priority"}, author) == ({}, ["service_tier"])
 
 
+def test_one_speed_of_two_names_is_sent_by_the_name_at_which_it_is_sold() -> None:
+    body, told = fitted(OPUS, CHAT, {"service_tier": "priority"})
+    assert (body, told) == ({"service_tier": "fast"}, [])
+
+
 def test_the_standard_speed_is_sold_everywhere() -> None:
     body: Json = {"service_tier": "default"}
     assert fitted(OWN, CHAT, body) == (body, [])

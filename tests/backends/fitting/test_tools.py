@@ -14,7 +14,7 @@ from backends.fitting.names import fitted as fitted_name
 from backends.fitting.target import Author
 from backends.translation.omissions import Omissions
 from backends.translation.translation import UntranslatableError
-from tests.backends.fitting.bodies import ASKED, CHAT, FUNCTION, MESSAGES, Json, fitted, whole
+from tests.backends.fitting.bodies import ASKED, CHAT, FUNCTION, MESSAGES, RESPONSES, Json, fitted, whole
 
 LONG = "mcp__server__" + "x" * 70
 OPENAI = facts_of("openai", "gpt-4.1")
@@ -247,6 +247,31 @@ def test_stops_labels_and_limits_fit() -> None:
     sent, told = fitted(OPENAI, CHAT, members)
     assert (sent["stop"], len(sent["user"]), sent["max_completion_tokens"]) == (list("abcd"), 64, 5)
     assert told == ["metadata", "stop"]
+
+
+def test_an_output_limit_above_the_models_own_becomes_that() -> None:
+    """A server may refuse it, and no answer is longer; a budget of thinking stays below it. What fits stays."""
+    short = Facts(output=4096)
+    assert fitted(short, CHAT, {"max_completion_tokens": 8192}) == (
+        {"max_completion_tokens": 4096},
+        ["max_completion_tokens"],
+    )
+    assert fitted(short, RESPONSES, {"max_output_tokens": 8192})[0] == {"max_output_tokens": 4096}
+    thinking = {"type": "enabled", "budget_tokens": 6000}
+    sent, _ = fitted(short, MESSAGES, {"max_tokens": 8192, "thinking": thinking})
+    assert sent == {"max_tokens": 4096, "thinking": {"type": "enabled", "budget_tokens": 4095}}
+    for members in ({"max_completion_tokens": 4096}, {"max_completion_tokens": "9999"}, {}):
+        assert fitted(short, CHAT, members) == (members, [])
+    assert fitted(Facts(), CHAT, {"max_completion_tokens": 10**6})[1] == []
+    assert fitted(short, CHAT, {"max_completion_tokens": 8192}, Author.KNOWING)[1] == []
+
+
+@pytest.mark.parametrize(("most", "length"), [(None, 100), (64, 64), (20, 20), (100, 100)])
+def test_the_name_of_a_user_has_the_length_of_the_server(most: int | None, length: int) -> None:
+    """Of a translated chat too; two users stay two."""
+    lengths = {len(fitted(Facts(user_length=most), CHAT, {"user": each * 100})[0]["user"]) for each in "ab"}
+    names = {fitted(Facts(user_length=most), CHAT, {"user": each * 100})[0]["user"] for each in "ab"}
+    assert (lengths, len(names)) == ({length}, 2)
 
 
 @pytest.mark.parametrize("form", ["json_schema", "json_object"])

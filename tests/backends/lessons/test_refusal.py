@@ -372,6 +372,11 @@ MENDS: dict[str, tuple[Any, dict[str, Any], str]] = {  # error, body, the lesson
                 "call_id: [a-zA-Z0-9_-]{1,40}",
             ),
             (
+                "names of users",
+                "Invalid 'user': string too long. Expected a string with maximum length 64",
+                "user_length: 64",
+            ),
+            (
                 "forced calls",
                 "Thinking mode does not support this tool_choice",
                 "forced_tools: thinking, fitted to accepts.thinks_unasked: yes",

@@ -23,7 +23,7 @@ SILENT = {
 }
 OF_ENGINES = {FailureKind.QUEUE_LIMIT}  # a rate limit of a server without accounts (tests/e2e/test_queue_limits.py)
 OF_FORMS = {FailureKind.UNFIT}  # a refusal of what is known to have been sent (tests/e2e/test_lessons.py)
-OF_KEYS = {FailureKind.CALLER_KEY}  # a refused key, a rate or an account, where the key was the caller's own
+OF_KEYS = {FailureKind.CALLER_CREDENTIAL}  # a refused key, a rate or an account, where the key was the caller's own
 
 every_reply = pytest.mark.parametrize("reply", REPLIES, ids=lambda reply: f"{reply.provider}: {reply.name}")
 

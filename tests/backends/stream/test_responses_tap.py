@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from backends.interface import FailureKind, Usage
 from backends.stream.native_taps import ResponsesBodyTap, ResponsesTap
-from backends.stream.taps import count_or
+from backends.stream.taps import counts_of
 from backends.translation.registry import RESPONSES_TO_CHAT
 from tests.support.dialogues import Json, answers, as_stream
 
@@ -147,8 +147,9 @@ def test_any_stream_is_read_alike_however_it_is_cut(answer: tuple[Json, list[Jso
     torn = read(*(stream[start:end] for start, end in zip([0, *ends], ends, strict=False)))
     once = read(stream)
     assert (torn.tokens, torn.usage, torn.ended, torn.failure) == (once.tokens, once.usage, True, None)
-    assert once.usage.prompt == count_or(whole["usage"]["prompt_tokens"], None)
-    assert once.usage.cached == count_or(whole["usage"]["prompt_tokens_details"]["cached_tokens"], None)
+    usage = whole["usage"]
+    told = counts_of({"prompt": usage["prompt_tokens"], "cached": usage["prompt_tokens_details"]["cached_tokens"]})
+    assert (once.usage.prompt, once.usage.cached) == (told.get("prompt"), told.get("cached"))
 
 
 def body(**members: Any) -> ResponsesBodyTap:

@@ -130,7 +130,7 @@ def test_an_edit_of_the_context_that_keeps_all_is_none() -> None:
 
 def test_a_request_of_claude_code_needs_no_drops() -> None:
     """As Claude Code 2.1.330 sends it (November 2026), shortened: instructions follow the user's message."""
-    mark = {"cache_control": {"type": "ephemeral"}}
+    mark, user = {"cache_control": {"type": "ephemeral"}}, '{"device_id":"%s","session_id":"s"}' % ("c7" * 32)
     body = chat(
         system=[{"type": "text", "text": "You are an agent."}, {"type": "text", "text": "Rules.", **mark}],
         messages=[
@@ -138,14 +138,14 @@ def test_a_request_of_claude_code_needs_no_drops() -> None:
             {"role": "system", "content": [{"type": "text", "text": "Today is Sunday."}]},
         ],
         tools=[{"name": "Edit", "description": "Edits.", "input_schema": {"type": "object"}, "defer_loading": True}],
-        metadata={"user_id": '{"device_id":"%s","session_id":"s"}' % ("c7" * 32)},
+        metadata={"user_id": user},
         thinking={"type": "adaptive", "display": "omitted"},
         context_management={"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
         output_config={"effort": "high"},
         stream=True,
     )
     assert [message["role"] for message in body["messages"]] == ["system", "user", "system"]
-    assert (body["reasoning_effort"], body["stream"], len(body["user"])) == ("high", True, 64)
+    assert (body["reasoning_effort"], body["stream"], body["user"]) == ("high", True, user)
 
 
 @pytest.mark.parametrize(("budget", "effort"), [(1024, "low"), (2048, "low"), (8192, "medium"), (31999, "high")])

@@ -52,7 +52,7 @@ def test_every_candidate_is_explained_in_its_rank() -> None:
         ),
         candidate("large/b", 0.4, tokens=110, tier=1, value=0.2, place=1),
     )
-    ranked[0].endpoint = replace(ranked[0].endpoint, region="eu")
+    ranked[0].endpoint = replace(ranked[0].endpoint, locality="eu")
     ranked[0].forecast = replace(ranked[0].forecast, prefill=0.05)  # of an engine: no guess from a prior
     said = explain(decided(*ranked, deadline=10.8, at=10.05), ESTIMATE, {}, POOLS, {})
     assert (said["outcome"], said["scorer"], said["budget_left_ms"]) == ("place", "predicted", 750.0)

@@ -47,7 +47,8 @@ def test_the_effort_is_read_from_a_body_of_each_dialect(
     """As the gateway parses it: nested members may still be JSON."""
     prompt = {"input": "hi"} if operation is Operation.RESPONSES else {"messages": MESSAGES, "max_tokens": 9000}
     request = parse(operation, json.dumps({"model": "m", **prompt, **members}).encode(), {}, 0.0, "req-1")
-    assert request.reasoning_effort == effort
+    assert request.members.get("reasoning_effort", "") == effort
+    assert bool(request.job_class) is bool(effort)
 
 
 @pytest.mark.parametrize("effort", ["my secret plan", "HIGH", "", 7, -1, True, None, ["high"], {"a": 1}, 10**30])

@@ -11,7 +11,7 @@ import pytest
 
 from gateway.cli.main import main
 from gateway.observe.record_columns import RECORD
-from tests.gateway.observe.test_prefix_doctor import Watched
+from tests.gateway.parts.test_prefix_doctor import Watched
 from tests.support.agent_prompts import PLANTS, agent_turns
 
 HOSTILE = "<script>alert(1)</script>|\x1b[2J"

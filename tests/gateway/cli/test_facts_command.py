@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from backends.facts import refreshed
-from backends.facts.fact_rows import APIS, MODELS, is_refreshed, read_on
+from backends.facts.fact_rows import APIS, MODELS, is_refreshed, read_on, shipped
+from gateway.cli.facts_command import RELOAD
 from gateway.cli.main import main
 from tests.backends.facts.test_refreshed import newer
 
@@ -26,14 +28,18 @@ pools:
   own: {backend: vllm, model: gpt-6.1-sol, endpoints: ["http://127.0.0.1:9"]}
   known: {backend: openai, model: gpt-6.1-sol, api_key: key-0123456789abcdef}
   given: {backend: openai, model: gpt-6.1-sol, api_key: key-0123456789abcdef, price: {input: 1}}
+  open: {backend: openai, api_key: key-0123456789abcdef}
 routes: {chat: {tiers: [own, known, given], ttft: off}}
+passthrough: open
 """
 
 
 @pytest.fixture(autouse=True)
-def shipped_rows() -> Iterator[None]:
+def shipped_rows(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Of a month ago, so that there may be newer ones."""
+    monkeypatch.setattr(refreshed, "_today", lambda: shipped(MODELS)["read"] + timedelta(30))
     yield
-    refreshed.use(None)
+    refreshed.use({})
 
 
 @pytest.fixture
@@ -79,12 +85,13 @@ def test_the_price_of_a_pool_is_the_one_that_counts(tmp_path: Path, capsys: pyte
     file = tmp_path / "g.yaml"
     file.write_text(PRICED)
     lines = {}
-    for pool in ("own", "given", "known"):
+    for pool in ("own", "given", "known", "open"):
         _, text = run(capsys, "show", "gpt-6.1-sol", "--pool", pool, "--config", file)
         lines[pool] = [" ".join(line.split()) for line in text.splitlines() if line.startswith("price")]
     assert lines["own"] == []
     assert lines["given"] == ["price input 1, output 0 (USD per million) pool: price"]
     assert [line.split(" ")[2] for line in lines["known"]] == ["2,", "272001"]
+    assert lines["open"] == ["price none: callers choose the model pool: write its price"]
 
 
 def test_a_pool_has_facts_of_its_own(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -106,7 +113,7 @@ def test_a_newer_file_is_kept_and_read(config: Path, tmp_path: Path, capsys: pyt
     source.write_bytes(newer())
     digest = "sha256:" + hashlib.sha256(source.read_bytes()).hexdigest()
     code, text = run(capsys, "update", "--from", source, "--digest", digest, "--config", config)
-    assert (code, text.splitlines()[1:]) == (0, ["added: openai gpt-{v}-vega since 7"])
+    assert (code, text.splitlines()[1:]) == (0, ["added: openai gpt-{v}-vega since 7", RELOAD])
     assert (tmp_path / "state" / "facts-models.yaml").read_bytes() == source.read_bytes()
     _, shown = run(capsys, "show", "gpt-7-vega", "--config", config)
     assert "refreshed 2026-" in row(shown, "efforts")
@@ -147,3 +154,17 @@ def test_what_is_missing_is_named(config: Path, tmp_path: Path, capsys: pytest.C
     assert "add --config FILE" in run(capsys, "update", "--from", config)[1]
     assert "there is no such file" in run(capsys, "update", "--from", tmp_path / "no", "--config", config)[1]
     assert "add --config FILE" in run(capsys, "show", "m", "--pool", "ours")[1]
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 132])
+def test_a_table_fits_the_terminal(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No word is lost; into a file or a pipe each fact is one line."""
+    _, whole = run(capsys, "show", "gpt-6.1-sol")
+    assert max(map(len, whole.splitlines())) > 300
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    _, text = run(capsys, "show", "gpt-6.1-sol")
+    assert max(map(len, text.splitlines())) <= max(width, 60)
+    assert sorted("".join(text.split())) == sorted("".join(whole.split()))

@@ -38,7 +38,7 @@ def test_a_plan_holds_the_hooks_that_want_it_in_the_order_of_the_parts() -> None
     assert plans.of(RUNTIME, ROUTE, Operation.CHAT).placed == (second, first)
     assert plans.of(RUNTIME, ROUTE, Operation.COMPLETION).placed == (second,)
     bare = Plans().of(RUNTIME, ROUTE, Operation.CHAT)
-    assert bare == RoutePlan(RUNTIME, ROUTE, Operation.CHAT, bare.fitted)
+    assert bare == RoutePlan(RUNTIME, ROUTE, Operation.CHAT, bare.fitted, bare.servers)
 
 
 def test_a_plan_is_made_once_for_a_runtime() -> None:

@@ -25,16 +25,19 @@ from gateway.observe.logs import terminal_line
 from gateway.observe.metrics.loop_lag import LoopLag
 from gateway.observe.metrics.request_metrics import RequestMetrics, ServedLabels
 from gateway.observe.part_notes import CACHE, HIT, LEFT_OUT, MISS, RESCUE, SHORTCOMING, SIGHT, TAGS, AnswerSight
-from gateway.observe.prefix_doctor import PrefixDoctor
 from gateway.observe.record import AttemptRecord, Record, RequestOutcome, Stage, TokenGaps
 from gateway.observe.record_columns import GROUPS, RECORD
 from gateway.observe.recorder import Recorder
 from gateway.observe.timeline import RequestTimeline
 from gateway.observe.trace_context import Trace
+from gateway.parts.prefix_doctor.part import PrefixDoctorPart, PromptCounts
+from gateway.parts.prefix_doctor.prefix_doctor import PrefixDoctor
 from gateway.tokenize.estimator import Estimator
 from gateway.tokenize.prompt_reader import PromptText, TokenizerConfig
+from policies.external_share.external_share import EXTERNAL_LIMIT
 from policies.fleet.fleet import AttemptReport
 from policies.latency.token_counts import TokenScale
+from policies.rescue.successors import RESCUE_ATTEMPT
 from policies.routes.route import Route
 from policies.types import (
     QUANTILES,
@@ -51,7 +54,6 @@ from policies.types import (
     Price,
     PromptEstimate,
     Rejection,
-    RejectionKind,
 )
 from tests.support.agent_prompts import PLANTS, agent_turns
 from tests.support.builders import candidate, decided, request, route
@@ -77,7 +79,7 @@ def sent(
     life: RequestTimeline, on: Route, asked: InferenceRequest, estimate: PromptEstimate, decision: Decision | None
 ) -> None:
     life.close((Stage.READ, ARRIVAL + 0.001), (Stage.PARSE, ARRIVAL + 0.0012))
-    life.authorized("team-a")
+    life.record.tenant = "team-a"
     life.routed(asked, on)
     with patch("gateway.observe.timeline.monotonic", lambda: ARRIVAL + 0.002):
         life.estimated(asked, on, estimate)
@@ -87,7 +89,7 @@ def sent(
 
 
 def attempt(number: int, outcome: AttemptOutcome, opened: float, ended: float, **more: Any) -> AttemptRecord:
-    given = {"kind": AttemptKind.PRIMARY, "endpoint": "small/a", "pool": "small", "region": "eu", **more}
+    given = {"kind": AttemptKind.PRIMARY, "endpoint": "small/a", "pool": "small", "locality": "eu", **more}
     return AttemptRecord(number, opened=opened, ended=ended, ending=outcome, **given)
 
 
@@ -169,7 +171,7 @@ def shed(life: RequestTimeline) -> None:
 
 
 def at_the_limit_of_apis(life: RequestTimeline) -> None:
-    rejected = (Rejection("api", "", 0, "limits.external", RejectionKind.EXTERNAL_LIMIT),)
+    rejected = (Rejection("api", "", 0, "limits.external", EXTERNAL_LIMIT),)
     begun(life, CHAT, Decision(Placement.UNAVAILABLE, ARRIVAL + 0.003, ARRIVAL + 0.8, (), rejected))
     life.refused(429, "limits.external", RequestOutcome.UNAVAILABLE, ARRIVAL + 0.004)
 
@@ -196,7 +198,7 @@ def client_gone(life: RequestTimeline) -> None:
 
 
 def delivered(life: RequestTimeline) -> None:
-    life.authorized("team-a")
+    life.record.tenant = "team-a"
     life.delivered(200, ARRIVAL + 0.004)
 
 
@@ -217,7 +219,7 @@ def with_all_that_parts_note(life: RequestTimeline) -> None:
     RESCUE.put(life.record, "rescued")
     life.stalled(ARRIVAL + 0.1)
     won(life)
-    answered(life, attempt(1, AttemptOutcome.COMPLETED, 0.0033, 1.3, kind=AttemptKind.REST, engine_kv_tokens=9000))
+    answered(life, attempt(1, AttemptOutcome.COMPLETED, 0.0033, 1.3, kind=RESCUE_ATTEMPT, engine_kv_tokens=9000))
     life.finished(RequestOutcome.COMPLETED, ARRIVAL + 1.3)
 
 
@@ -280,7 +282,8 @@ def lag() -> LoopLag:
 def lived() -> Iterator[tuple[str, Record, str]]:
     """All kinds of requests, one after another, with the lines of `/metrics` that each has moved."""
     metrics = RequestMetrics(CollectorRegistry(), [CHAT, THINKING, BATCH], ServedLabels({"small": "qwen"}, ("team-a",)))
-    recorder = Recorder([], [metrics], lag(), PrefixDoctor(lambda pool: Price(input=2.0, cached_input=0.5)))
+    doctor, counts = PrefixDoctor(lambda pool: Price(input=2.0, cached_input=0.5)), PromptCounts()
+    recorder = Recorder([], [metrics, counts.count], lag(), [doctor.on_ended])
     before: dict[str, float] = {}
     for name, each in LIVES.items():
         trace = Trace("0af7651916cd43dd8448eb211c80319c", 7, True) if name == "completed" else None
@@ -289,13 +292,13 @@ def lived() -> Iterator[tuple[str, Record, str]]:
         each(life)
         recorder.emit(life)
         recorder.flush()
-        after = samples(metrics)
+        after = samples(metrics) | samples(counts)
         moved = {line: value - before.get(line, 0.0) for line, value in after.items() if value != before.get(line, 0.0)}
         before = after
         yield name, life.record, json.dumps({line: round(value, 9) for line, value in sorted(moved.items())})
 
 
-def samples(metrics: RequestMetrics) -> dict[str, float]:
+def samples(metrics: RequestMetrics | PromptCounts) -> dict[str, float]:
     """Without buckets, whose counts follow from sums and counts."""
     return {
         f"{each.name}{sorted(each.labels.items())}": each.value
@@ -319,9 +322,9 @@ async def shown() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def now() -> Iterator[dict[str, Any]]:
-    """Without the columns of parts, which a gateway of another test may have added."""
+    """Without the columns of parts that these requests have no notes of."""
     before, RECORD.all = RECORD.all, ()
-    RECORD.add(column for group in GROUPS.values() for column in group)
+    RECORD.add(column for group in (*GROUPS.values(), PrefixDoctorPart.columns) for column in group)
     yield asyncio.run(shown())
     RECORD.add(before)
 

@@ -136,7 +136,7 @@ def test_goodput_is_what_completes_within_every_budget(known: dict[str, object],
 def test_a_record_is_shown_flat_and_in_milliseconds() -> None:
     """Operators use grep: only stages and attempts are nested."""
     times = 0.1, 0.25, AttemptOutcome.CANCELLED
-    attempt = AttemptRecord(2, AttemptKind.HEDGE, "small/b", "small", *times, "req_5", region="eu")
+    attempt = AttemptRecord(2, AttemptKind.HEDGE, "small/b", "small", *times, "req_5", locality="eu")
     shown = RECORD.view(record(spent=[0.00125, *UNSPENT[1:]], attempts=[attempt], tpot=0.0125, tpot_budget=0.05))
     names = ("request_id", "end", "status", "ttft_ms", "ttft_budget_ms", "total_ms", "tpot_ms")
     assert {name: shown[name] for name in names} == {
@@ -179,6 +179,8 @@ def test_a_record_is_shown_completely_except_for_the_decision() -> None:
     facts -= {"cache_write_tokens", "reasoning_tokens"}
     # Of GenAI metrics and spans alone:
     facts -= {"conversation", "service_tier", "facts", "cache_write_tokens_reported", "reasoning_tokens_reported"}
+    facts = facts - {"prompt_changes", "members", "job_class", "rejected"}
+    facts |= {"repaired", "reasoning_effort", "external_refused"}
     assert {name for name in facts if name not in shown and f"{name}_ms" not in shown} == set()
     assert {"session", "template", "step", "kept_tokens", "continues", "prefix_break"} <= shown
     assert {"longest_gap_ms", "p99_gap_ms", "gaps_over_1s"} <= shown

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.observe.slow_counts import KEPT, SlowCounts, merge_windows
+from gateway.observe.slow_requests import KEPT, SlowCounts, merge_windows
 from policies.diagnosis.causes import Cause, CauseVerdict
 from policies.diagnosis.facts import hit_tokens
 from policies.diagnosis.incident_groups import IncidentGroup

@@ -261,7 +261,7 @@ def test_labels_and_budgets_come_from_the_configuration() -> None:
     own = route("passthrough", workload="agent", tpot={"budget": "50ms"}, gap={"budget": "1s"}, total={"budget": "30s"})
     life = RequestTimeline(Record())
     found = life.record
-    life.authorized("web")
+    life.record.tenant = "web"
     life.routed(request(model="whatever", stream=True), own)
     assert (found.route.name, found.route.workload, found.tenant, found.asked.stream) == (
         "passthrough",

@@ -112,4 +112,4 @@ def test_answers_are_judged_on_routes_that_want_it_alone() -> None:
     assert judges.on(plain) is NO_HOOKS
     assert (judge := judges.on(judged).judge) is not None
     empty = {"choices": [{"message": {"content": " "}, "finish_reason": "stop"}]}
-    assert (judge(ask, json.dumps(empty).encode()), judge(ask, b"junk")) == ("empty", "")
+    assert (judge.objection(ask, json.dumps(empty).encode()), judge.objection(ask, b"junk")) == ("empty", "")

@@ -24,8 +24,8 @@ class Memory:
         endpoint = SimpleNamespace(pool="a")
         attempt = SimpleNamespace(candidate=SimpleNamespace(endpoint=endpoint))
         race = SimpleNamespace(winner=SimpleNamespace(tap=tap, attempt=attempt))
-        runtime = SimpleNamespace(makers={"a": "maker"})
-        ask = SimpleNamespace(runtime=runtime, request=SimpleNamespace(caller=caller))
+        runtime = SimpleNamespace(maker=lambda model, pool: "maker")
+        ask = SimpleNamespace(runtime=runtime, named=SimpleNamespace(model=""), request=SimpleNamespace(caller=caller))
         self._part.ended(cast("Ask", ask), cast("Race", race))
 
     def knows(self, signature: str) -> bool:

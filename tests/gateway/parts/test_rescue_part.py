@@ -16,6 +16,7 @@ from backends.stream.partial_answer import PartialAnswer, TextBudget
 from gateway.core.hooks import NO_HOOKS, RoutePlan
 from gateway.observe.part_notes import RESCUE
 from gateway.parts.rescue.rescue import Continuing, Rescue, Rescues
+from policies.rescue.successors import RESCUE_ATTEMPT
 from policies.types import FOREVER, Attempt, AttemptKind
 from tests.gateway.upstream.test_routed_request import routed
 from tests.support.builders import RecordingFleet, candidate, route, wire
@@ -111,7 +112,7 @@ def test_an_endpoint_is_known_to_begin_anew_by_its_own_words_alone() -> None:
     rest.end(wire(shared.fleet, chosen=candidate("small/a")))
     assert shared.restarting == set()
     peer = wire(shared.fleet, chosen=candidate("small/b"))
-    peer.attempt = replace(peer.attempt, kind=AttemptKind.REST)
+    peer.attempt = replace(peer.attempt, kind=RESCUE_ATTEMPT)
     rest.end(peer)
     assert shared.restarting == {"small/b"}
 

@@ -63,7 +63,7 @@ def full_record() -> Record:
         tags=("team",),
         held={"prefill": 0.25},
         left_out={"seed": "seed"},
-        repaired=("sort_tools",),
+        prompt_changes=("sort_tools",),
         diagnosis=Diagnosis(VERDICT, Usual(), Alternatives()),
     )
     told.spent = [0.0123456 * number for number in range(len(told.spent) - 1)] + [None]

@@ -250,11 +250,11 @@ def test_adapters_share_no_block_and_all_counts() -> None:
     """Engines hash the adapter into their blocks. One tenant's text is counted once for all of its adapters."""
     encoders = CountingEncoders()
     shared, prompt = estimator(encoders=encoders), chat("secret " * 50)
-    texts = [PromptText(prompt, ["small"], "a", adapters=each) for each in ({}, {"small": "x"}, {"small": "y"})]
+    texts = [PromptText(prompt, ["small"], "a", variants=each) for each in ({}, {"small": "x"}, {"small": "y"})]
     for text in texts:
         assert list(shared.count(text))
     pools = [shared.estimate(text).pools["small"] for text in texts]
-    assert [pool.adapter for pool in pools] == ["", "x", "y"]
+    assert [pool.variant for pool in pools] == ["", "x", "y"]
     assert len({block for pool in pools for block in pool.blocks.hashes}) == 3 * len(pools[0].blocks.hashes)
     assert encoders.new() == ["secret " * 50]
 

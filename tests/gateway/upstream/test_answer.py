@@ -15,10 +15,9 @@ from backends.stream.partial_answer import PartialAnswer, TextBudget
 from backends.stream.redaction import Rewriter
 from backends.stream.sse import UsageStripper, WholeEvents
 from backends.stream.taps import StreamTap
-from gateway.upstream.answer import Answer
+from gateway.upstream.answer import Answer, Relay
 from gateway.upstream.attempt import WireAttempt
 from gateway.upstream.attempt_sinks import AnswerSink
-from gateway.upstream.relay import Relay
 from tests.support.builders import RecordingFleet, wire
 
 TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'

@@ -110,8 +110,8 @@ async def test_without_priority_scheduling_the_callers_priority_is_kept() -> Non
 
 
 @pytest.mark.parametrize("how", [OK, [reply(b"{}", "400 x")]])
-async def test_on_dispatched_is_called_at_dispatch_and_at_the_end(how: Script) -> None:
-    """Before the caller's first token, and after any end."""
+async def test_on_dispatched_is_called_at_dispatch(how: Script) -> None:
+    """Before the caller's first token, and no second time at any end."""
     async with Fleet([GATE, *how]) as fleet:
         heard: list[int] = []
         fleet.dispatcher.on_dispatched = lambda request: heard.append(fleet.fleet.loads()["small/0"].in_flight)
@@ -120,7 +120,7 @@ async def test_on_dispatched_is_called_at_dispatch_and_at_the_end(how: Script) -
         assert heard == [1]
         fleet.upstreams[0].proceed()
         await asyncio.gather(task, return_exceptions=True)
-        assert len(heard) == 2
+        assert len(heard) == 1
 
 
 # --------------------------------------------------------------------------- failures
@@ -305,18 +305,19 @@ async def test_a_hedge_is_taken_only_when_it_is_sent() -> None:
     async with Fleet([STREAM_HEAD, HANG], limit=0.1) as fleet:
         hedging: dict[str, Any] = {"hedge": {"max_extra": 1.0}}
         await fleet.refused(**hedging)
-        assert fleet.dispatcher.hedges_of(route(**hedging)).try_take()
-        assert not fleet.dispatcher.hedges_of(route(**hedging)).try_take()
+        hedged = route(**hedging)
+        assert fleet.dispatcher.hedges[hedged.name, hedged.hedge_share].try_take()
+        assert not fleet.dispatcher.hedges[hedged.name, hedged.hedge_share].try_take()
 
 
 async def test_a_reload_keeps_the_hedge_budget_of_a_route_whose_share_is_unchanged() -> None:
     """A changed share or a removed route starts an empty budget."""
     async with Fleet(OK) as fleet:
         kept, changed, dropped = (route(name, hedge={"max_extra": 0.5}) for name in ("kept", "changed", "dropped"))
-        before = [fleet.dispatcher.hedges_of(each) for each in (kept, changed, dropped)]
+        before = [fleet.dispatcher.hedges[each.name, each.hedge_share] for each in (kept, changed, dropped)]
         after = route("changed", hedge={"max_extra": 0.25})
         fleet.dispatcher.reload([kept, after])
-        found = [fleet.dispatcher.hedges_of(each) for each in (kept, after, dropped)]
+        found = [fleet.dispatcher.hedges[each.name, each.hedge_share] for each in (kept, after, dropped)]
         assert [one is other for one, other in zip(before, found, strict=True)] == [True, False, False]
 
 

@@ -12,7 +12,7 @@ from gateway.api.api_error import ApiError
 from gateway.observe.part_notes import SHORTCOMING
 from gateway.observe.record import RequestOutcome
 from gateway.upstream.routed_request import WHOLE_ANSWER
-from policies.attempts.pending_attempt import first_token_limit
+from policies.attempts.patience import first_token_limit
 from policies.types import AttemptKind, AttemptOutcome
 from tests.support.builders import ANSWER, CHAT, DONE, FINISH, TOKEN, WHOLE, calling, last, post
 from tests.support.gateways import pool, running

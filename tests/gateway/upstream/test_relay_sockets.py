@@ -9,7 +9,7 @@ import pytest
 
 from backends.stream.held_reply import MAX_WHOLE
 from gateway.observe.record import Placed, RequestOutcome
-from gateway.upstream import relay
+from gateway.upstream import answer
 from policies.types import AttemptOutcome
 from tests.support.builders import (
     ANSWER,
@@ -75,7 +75,7 @@ async def test_a_caller_that_does_not_read_teaches_nothing_of_the_server() -> No
 
 async def test_a_stalled_reader_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     """After STALL seconds with a full buffer. The attempt is cancelled, and the Record has the reason."""
-    monkeypatch.setattr(relay, "STALL", 0.2)
+    monkeypatch.setattr(answer, "STALL", 0.2)
     plenty = chunk(TOKEN.replace(b"hi", b"x" * 60_000))
     async with stalled(*[plenty] * 500, HANG) as (gateway, _, upstream):
         await eventually(lambda: gateway.recorder.recent)
@@ -87,7 +87,7 @@ async def test_a_stalled_reader_is_disconnected(monkeypatch: pytest.MonkeyPatch)
 
 async def test_a_reader_that_catches_up_receives_every_byte(monkeypatch: pytest.MonkeyPatch) -> None:
     """The upstream was paused, not cancelled; a pause shorter than STALL costs nothing."""
-    monkeypatch.setattr(relay, "STALL", 5.0)
+    monkeypatch.setattr(answer, "STALL", 5.0)
     event = TOKEN.replace(b"hi", b"x" * 60_000)
     async with stalled(*[chunk(event)] * 100, chunk(ANSWER), LAST_CHUNK) as (gateway, caller, _):
         await eventually(lambda: any(c.writer.paused for c in gateway.data_port.server.connections))

@@ -10,7 +10,7 @@ import pytest
 from backends.http.connection_pool import ConnectionPool
 from gateway.observe.timeline import RequestTimeline
 from gateway.upstream.routed_request import WHOLE_ANSWER, RoutedRequest
-from gateway.upstream.upstream import Upstream as Target
+from gateway.upstream.routed_request import Upstream as Target
 from policies.types import AttemptOutcome, PoolEstimate, Price, PromptEstimate
 from tests.support.builders import FINISH, TOKEN, USAGE, backend, decided, record, request, route
 from tests.support.relay_fixture import Relaying

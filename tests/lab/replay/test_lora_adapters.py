@@ -11,7 +11,7 @@ from lab.engines.virtual_engine import VirtualEngine
 from lab.replay.player import Player
 from lab.replay.results import ReplayOutcome
 from lab.replay.sim_fleet import REFERENCES, Scenario
-from policies.types import AdapterFacts
+from policies.adapters.adapter_slots import AdapterFacts
 from tests.support.replay_builders import arrivals, route, scenario
 
 NAMES = "abcdefgh"
@@ -22,7 +22,7 @@ def adapted() -> Scenario:
     """Four engines with two slots each, and a route for each of eight adapters."""
     routes = [route(name, tiers=[{"pool": "main", "adapter": name}]) for name in NAMES]
     plain = scenario(4, "8b-h100", *routes)
-    return replace(plain, pools=tuple(replace(pool, adapters=FACTS) for pool in plain.pools))
+    return replace(plain, pools=tuple(replace(pool, variants=FACTS) for pool in plain.pools))
 
 
 def loads(scorer: str) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from policies.attempts.attempt_machine import OVERDUE, AttemptState
-from policies.attempts.pending_attempt import abandon_at
+from policies.attempts.patience import abandon_at
 from policies.attempts.wire import AttemptLimits, Failed
 from policies.types import FOREVER, Decision, Placement
 from tests.support.attempt_script import (

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from policies.attempts.candidate_walk import CandidateWalk
-from policies.attempts.retry_rules import pools_alike, wait_before_retry
+from policies.attempts.candidate_walk import CandidateWalk, pools_alike, wait_before_retry
 from policies.attempts.wire import AttemptLimits
 from policies.blame.blame import BLAME, Elsewhere
 from policies.types import Candidate

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from policies.attempts.attempt_machine import AttemptState
-from policies.attempts.committed_stream import SOON, idle_of, is_late, next_look
+from policies.attempts.patience import SOON, idle_of, is_late, next_look
 from policies.attempts.wire import AttemptLimits, Progress
 from policies.blame.blame import BLAME
 from policies.types import Candidate

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.attempts.pending_attempt import GRID, HUNG, abandon_at, leave_by, patience_until
+from policies.attempts.patience import GRID, HUNG, abandon_at, leave_by, patience_until
 from policies.latency.online_learning import PRIOR
 from policies.types import FOREVER, Forecast
 from tests.support.decision_fleet import P90, RATIOS

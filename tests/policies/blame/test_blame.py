@@ -33,7 +33,7 @@ def test_the_page_of_failures_has_the_table_as_it_is() -> None:
 
 def test_a_fault_of_the_request_is_no_evidence_against_an_endpoint() -> None:
     """Nor is one of the gateway, of the DNS, or of a caller's own key; every other fault is some."""
-    own = (Fault.REQUEST, Fault.OWN_CONTENT, Fault.REQUEST_SIZE, Fault.OPERATION, Fault.FORM, Fault.CALLER_KEY)
+    own = (Fault.REQUEST, Fault.OWN_CONTENT, Fault.REQUEST_SIZE, Fault.OPERATION, Fault.FORM, Fault.CALLER_CREDENTIAL)
     none = (*own, Fault.GATEWAY, Fault.RESOLVER)
     assert all((row.fault in none) == (row.evidence in (Evidence.NONE, Evidence.ANSWERED)) for row in BLAME.values())
 

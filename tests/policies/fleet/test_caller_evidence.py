@@ -7,17 +7,18 @@ from dataclasses import replace
 
 import pytest
 
+from policies.adapters.adapter_slots import AdapterFacts
 from policies.blame.blame import BLAME, Evidence
 from policies.fleet.beliefs import ALL
 from policies.fleet.caller_evidence import MAX_CALLERS, RECENT, CallerEvidence
 from policies.fleet.circuit_breaker import EJECTION_RESET, CircuitBreaker
 from policies.fleet.endpoint_state import EndpointState
 from policies.fleet.fleet import AttemptReport, Fleet
-from policies.fleet.fleet_views import FleetViews
+from policies.fleet.fleet_reader import FleetViews
 from policies.fleet.peers import PeerLoad, PeerReader
 from policies.rate_limit.endpoint_limits import ProviderRefusal
 from policies.rate_limit.send_limits import RateLimit
-from policies.types import NEVER, AdapterFacts, AttemptOutcome, Endpoint, Health, Load, Pool, PoolEstimate
+from policies.types import NEVER, AttemptOutcome, Endpoint, Health, Load, Pool, PoolEstimate
 from tests.support.learned_fleet import API, HOSTED, ONE, SMALL, answer, fleet, load, prompt, send
 
 FAILED = 20  # times in a row: more than any threshold
@@ -217,15 +218,15 @@ def test_resets_of_one_caller_do_not_lose_the_cache_of_an_engine() -> None:
 
 def test_an_adapter_that_one_caller_found_missing_is_missing_for_this_caller() -> None:
     """Until a second one has found the same."""
-    of = Fleet([replace(SMALL, adapters=AdapterFacts(frozenset({"law"}), 4, 1.0))])
-    wanted = PoolEstimate(100, adapter="law")
+    of = Fleet([replace(SMALL, variants=AdapterFacts(frozenset({"law"}), 4, 1.0))])
+    wanted = PoolEstimate(100, variant="law")
 
     def refused(caller: str) -> None:
         key = send(of, wanted, ONE, caller=caller)
         of.on_ended(key, AttemptOutcome.MISCONFIGURED, 0.0, AttemptReport(unknown_model=True))
 
     def missing(caller: str) -> bool:
-        return "law" in (seen(of, caller, 1.0, ONE).unknown_adapters or {})
+        return "law" in (seen(of, caller, 1.0, ONE).unknown_variants or {})
 
     refused("a")
     assert [missing(caller) for caller in "abc"] == [True, False, False]

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from policies.adapters.adapter_slots import AdapterFacts
 from policies.blame.blame import BLAME
 from policies.fleet.departed import KEPT, MOST
 from policies.fleet.fleet import AttemptReport, Fleet
-from policies.types import AdapterFacts, AttemptOutcome, Endpoint, Health, Pool
+from policies.types import AttemptOutcome, Endpoint, Health, Pool
 from tests.support.learned_fleet import API, HOSTED, ONE, SMALL, answer, candidate_of, load, median_ttft, prompt, send
 
 CAPPED = replace(HOSTED, endpoints=(replace(API, account="x"),), concurrent_requests=4)
@@ -99,8 +100,8 @@ def test_the_breaker_outlives_the_entry() -> None:
 
 def test_learned_times_prefixes_and_adapters_come_back_with_the_server() -> None:
     facts = AdapterFacts(frozenset({"a"}), slots=2, load_s=1.0)
-    pool = replace(SMALL, adapters=facts)
-    of, known = Fleet([pool]), replace(prompt(1000, blocks=62), adapter="a")
+    pool = replace(SMALL, variants=facts)
+    of, known = Fleet([pool]), replace(prompt(1000, blocks=62), variant="a")
     for now in range(9):
         answer(of, known, ONE, 10.0 * now, ttft=2.0)
     before = median_ttft(of, ONE, now=100.0)
@@ -108,7 +109,7 @@ def test_learned_times_prefixes_and_adapters_come_back_with_the_server() -> None
     of.reload([pool], mended=False)
     assert of.view.hit(ONE, known) == 992
     assert median_ttft(of, ONE, now=100.0) == pytest.approx(before)
-    assert of.view.statistics(ONE.id, 100.0).adapters == ("a",)
+    assert of.view.statistics(ONE.id, 100.0).variants == ("a",)
     assert of.cache_lost == set()
 
 

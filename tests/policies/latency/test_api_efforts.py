@@ -116,18 +116,18 @@ def test_attempts_teach_the_effort_of_their_prompt() -> None:
 
     def expected(effort: str, now: float) -> float:
         loads = fleet.snapshot(now).loads
-        [candidate] = fleet.view.candidates(loads, PoolEstimate(TOKENS, effort=effort), 0, 0.0, now, 60.0)
+        [candidate] = fleet.view.candidates(loads, PoolEstimate(TOKENS, job_class=effort), 0, 0.0, now, 60.0)
         return candidate.forecast.p50
 
     for number in range(10):
         for effort, ttft in (("low", 1.0), ("high", 9.0)):
-            prompt, at = PoolEstimate(TOKENS, effort=effort), 20.0 * number
+            prompt, at = PoolEstimate(TOKENS, job_class=effort), 20.0 * number
             [candidate] = fleet.view.candidates(fleet.snapshot(at).loads, prompt, 0, 0.0, at, 60.0)
             fleet.on_sent(number, candidate, prompt, at, stream=True)
             fleet.on_first_token(number, at + ttft)
             fleet.on_ended(number, AttemptOutcome.COMPLETED, at + ttft)
     assert (expected("low", 200.0), expected("high", 200.0)) == pytest.approx((1.0, 9.0), rel=0.2)
-    prompt = PoolEstimate(TOKENS, effort="low")
+    prompt = PoolEstimate(TOKENS, job_class="low")
     [candidate] = fleet.view.candidates(fleet.snapshot(200.0).loads, prompt, 0, 0.0, 200.0, 60.0)
     fleet.on_sent("silent", candidate, prompt, 200.0, stream=True)
     known = expected("low", 200.0)

@@ -7,7 +7,7 @@ from array import array
 from typing import Any
 
 from policies.prefix_doctor.lineage import Lineages, Link, SentNow
-from policies.prefix_doctor.prompt_outline import EMPTY, SYSTEM, USER, PartOutline, PromptOutline
+from policies.prompt_outline import EMPTY, SYSTEM, USER, PartOutline, PromptOutline
 
 CALLERS, MEMORY = 400, 2_000_000
 
@@ -20,7 +20,7 @@ def prompt(number: int, blocks: int = 1) -> PromptOutline:
 
 
 def follow(lineages: Lineages, caller: str, outline: PromptOutline) -> None:
-    lineages.follow(SentNow(caller, "chat", "", 0.0, 1.0), outline, outline.read_mark)
+    lineages.follow(SentNow(caller, "chat", "", 0.0, 1.0), outline, lambda *place: None)
 
 
 def test_room_among_many_callers_is_made_without_a_look_at_each_for_each_prompt() -> None:
@@ -58,7 +58,7 @@ def test_a_prompt_of_many_system_messages_costs_a_look_at_each() -> None:
         outline = PromptOutline(found, digests, EMPTY, 0, 7, [], lambda n: n, parts, lambda *place: None)
         calls = 0
         sys.setprofile(count)
-        link = lineages.follow(SentNow("caller", "chat", "", 0.0, 1.0), outline, outline.read_mark).link
+        link = lineages.follow(SentNow("caller", "chat", "", 0.0, 1.0), outline, lambda *place: None).link
         sys.setprofile(None)
     assert (link, calls < 2 * parts) == (Link.TEMPLATE, True)
 

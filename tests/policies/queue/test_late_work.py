@@ -334,7 +334,7 @@ def test_a_flood_of_refusals_leaves_a_bounded_memory(monkeypatch: pytest.MonkeyP
     refused = RefusedRequests()
     for number in range(2000):
         refused.add(prompt([number % 500], tenant=f"t{number}"), 1.0, START + number)
-    assert len(refused._until) < 50
+    assert len(refused.until) < 50
 
 
 def test_nothing_is_left_of_requests_that_were_cancelled_refused_or_sent() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from policies.routes.when import EFFORTS, When
+from policies.routes.when import EFFORT, EFFORTS, When
 from policies.types import RequestView
 
 
@@ -64,7 +64,11 @@ def test_tokens_need_a_comparison(name: str, bare: Any) -> None:
 def test_an_effort_of_reasoning_is_compared_in_its_order(condition: Any, holds_for: list[str]) -> None:
     """A budget of thinking tokens counts as the effort that it is translated to. Without an effort none holds."""
     tested, budgets = when(reasoning_effort=condition), ["2048 tokens", "2049 tokens", "8193 tokens"]
-    holding = [effort for effort in ["", *EFFORTS, *budgets] if not tested.refuses(ask(reasoning_effort=effort), 1)]
+    holding = [
+        effort
+        for effort in ["", *EFFORTS, *budgets]
+        if not tested.refuses(ask(members={"reasoning_effort": effort}), 1)
+    ]
     assert holding == holds_for
 
 
@@ -105,8 +109,12 @@ def test_an_effort_is_written_as_it_was_read(text: Any) -> None:
         ({"turns": 1}, {"user_turns": 4}, "turns 4 is not == 1"),
         ({"priority": "0..5"}, {"priority": -1}, "priority -1 is not 0..5"),
         ({"reasoning_effort": ">= high"}, {}, "reasoning_effort is not given, and must be >= high"),
-        ({"reasoning_effort": ["low", "high"]}, {"reasoning_effort": "max"}, "reasoning_effort max is not low or high"),
-        ({"reasoning_effort": "low"}, {"reasoning_effort": "9000 tokens"}, "reasoning_effort 9000 tokens is not low"),
+        (
+            {"reasoning_effort": ["low", "high"]},
+            {"members": {EFFORT: "max"}},
+            "reasoning_effort max is not low or high",
+        ),
+        ({"reasoning_effort": "low"}, {"members": {EFFORT: "9000 tokens"}}, "reasoning_effort 9000 tokens is not low"),
         ({"tools": False}, {"tools": True}, "tools is true"),
         ({"images": True}, {}, "images is false"),
         ({"json_schema": False}, {"json_schema": True}, "json_schema is true"),

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from policies.adapters.known_adapters import UNKNOWN_ADAPTER
 from policies.latency.tpot import STALL_GRID
 from policies.rate_limit.send_limits import SendLimits
 from policies.types import Decision, Health, Load, Placement, RejectionKind, RequestView
@@ -87,10 +88,10 @@ def test_every_rejection_of_an_endpoint_has_a_kind(load: Load, kind: RejectionKi
 
 def test_an_endpoint_that_has_refused_an_adapter_is_no_candidate_for_a_while() -> None:
     """Of a route with an adapter; other routes go there."""
-    loads, tuned = {"a": Load(unknown_adapters={"law": 50.0})}, {"tiers": [{"pool": "small", "adapter": "law"}]}
+    loads, tuned = {"a": Load(unknown_variants={"law": 50.0})}, {"tiers": [{"pool": "small", "adapter": "law"}]}
     asked = DecisionScenario(TWO, loads, route=budget(1.0) | tuned, adapter="law")
     [rejected] = asked.decide(now=0.5).rejected
-    assert (rejected.endpoint, rejected.kind) == ("a", RejectionKind.UNKNOWN_ADAPTER)
+    assert (rejected.endpoint, rejected.kind) == ("a", UNKNOWN_ADAPTER)
     assert asked.decide(now=51.0).rejected == ()
     assert DecisionScenario(TWO, loads, route=budget(1.0)).decide(now=0.5).rejected == ()
 

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from policies.rate_limit.send_limits import SendLimits
-from policies.routes.region import ALIKE, ALIKE_S
+from policies.routes.region import ALIKE, ALIKE_S, REGION
 from policies.routes.route import Route
 from policies.routing.prompt_counts import uncached_tokens
 from policies.routing.reasons import reason_of
@@ -42,7 +42,7 @@ def test_only_leaves_no_candidate_of_another_region() -> None:
     decision = scenario(BOTH, ONLY).decide()
     assert sorted(order(decision)) == ["e1", "e2", "e3"]
     kinds = {each.endpoint: each.kind for each in decision.rejected}
-    assert kinds == dict.fromkeys(("u", "a", "u3"), RejectionKind.REGION)
+    assert kinds == dict.fromkeys(("u", "a", "u3"), REGION)
 
 
 def test_an_endpoint_without_a_region_is_in_none() -> None:
@@ -113,19 +113,19 @@ def test_where_no_region_makes_the_budget_the_best_chance_counts() -> None:
 def test_reasons_name_the_region_that_was_preferred() -> None:
     decision = scenario(LARGE, PREFER).decide()
     [reason] = [reason_of(decision, each) for each in decision.ranked if each.endpoint.id == "u"]
-    assert reason.endswith("most of it by the place of its tier or region (0.100)")
+    assert reason.endswith("most of it by the place of its tier or part of a tier (0.100)")
 
 
 def test_a_baseline_walks_the_regions_in_their_order() -> None:
     decision = scenario(LARGE, PREFER, route={"scorer": "round_robin"}).decide()
-    assert {each.endpoint.region for each in [*decision.ranked][:2]} == {"eu"}
+    assert {each.endpoint.locality for each in [*decision.ranked][:2]} == {"eu"}
 
 
 def test_the_nearest_region_is_that_of_the_least_round_trip() -> None:
     """By measured network time, and not by the forecast, which `prefer: latency` goes by."""
     rtt = {"e1": 0.012, "e2": 0.009, "u": 0.09, "a": 0.2}
     decision = scenario(LARGE, {"prefer": "nearest"}, rtt=rtt).decide()
-    assert [each.endpoint.region for each in decision.ranked] == ["eu", "eu", "us", "ap"]
+    assert [each.endpoint.locality for each in decision.ranked] == ["eu", "eu", "us", "ap"]
 
 
 def test_regions_as_near_as_each_other_share_the_load() -> None:

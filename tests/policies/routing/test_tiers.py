@@ -112,7 +112,7 @@ def test_every_candidate_has_the_reason_of_its_rank() -> None:
     assert {each.endpoint.id: reason_of(decision, each) for each in decision.ranked} == {
         "s": "p50 200 ms, chance 0.983 >= 0.9 for 440 ms",
         "A": "p50 300 ms, chance 0.917 >= 0.9 for 440 ms; worth 0.189 less than the first, most of it by the place of "
-        "its tier or region (0.100)",
+        "its tier or part of a tier (0.100)",
         "L": "p50 500 ms, chance 0.220 < 0.9 for 440 ms; worth 0.731 less than the first, most of it by its chances "
         "(0.763)",
     }

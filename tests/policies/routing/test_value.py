@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.latency.tpot import STALL_GRID
+from policies.routing.ranking import ENGINE, SOON
 from policies.routing.reasons import reason_of, terms_of
-from policies.routing.value import ENGINE, SOON
 from policies.types import Decision, Load, RankKind
 from tests.support.decision_fleet import RATE, DecisionScenario, TpotChance, budget, order
 

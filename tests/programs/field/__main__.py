@@ -5,8 +5,8 @@
 
 Generates conversations of eleven clients, sends them through a gateway to fakes of every API, which verify each request
 and refuse in the API's words, and prints what was refused, altered or lost. `--apis`: separated by commas; `--write`:
-the page benchmarks/field.md; `--plain`: without what few clients send. `--without-facts`: the gateway believes nothing of models and APIs, and the page has the
-requests of a pool that were lost before a lesson held.
+the page benchmarks/field.md; `--plain`: without what few clients send. `--without-facts`: the gateway believes nothing
+of models and APIs, and the page has the requests of a pool that were lost before a lesson held.
 """
 
 from __future__ import annotations

@@ -53,6 +53,13 @@ def local(*models: str, loaded: str = "") -> FoundServer:
             "claude-haiku-4-5-20251001",
         ),
         ("gemini", "gemini-2.5-pro gemini-3-pro gemini-3-flash gemini-3-flash-lite", "gemini-3-pro", "gemini-3-flash"),
+        (
+            "gemini",
+            "gemini-pro-latest gemini-3-pro gemini-flash-latest gemini-3.8-flash",
+            "gemini-3-pro",
+            "gemini-3.8-flash",
+        ),
+        ("gemini", "gemini-pro-latest gemini-flash-latest", "gemini-pro-latest", "gemini-flash-latest"),
         ("mistral", "mistral-large-latest mistral-small-latest", "mistral-large-latest", "mistral-small-latest"),
     ],
 )

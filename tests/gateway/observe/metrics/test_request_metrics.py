@@ -29,7 +29,7 @@ from gateway.observe.record import AttemptRecord, RequestOutcome, Stage, TokenGa
 from gateway.observe.trace_context import Trace
 from gateway.upstream.routed_request import WHOLE_ANSWER
 from policies.fleet.engine_load import EngineCounters, EngineLoad, EngineRates
-from policies.prefix_doctor.lineage import Lineage
+from policies.rescue.successors import RESCUE_ATTEMPT
 from policies.routes.route import Route
 from policies.types import AttemptKind, AttemptOutcome, Health, Load
 from tests.support.builders import ANSWER, CHAT, STREAMED, calling, conversing, get, post, record, route
@@ -48,7 +48,7 @@ PAGE = Path(__file__).parents[4] / "docs/metrics.md"
 ROUTE = route(ttft={"budget": "800ms"})
 BUDGETS = {"chat": 700, "agent": 1_100, "autocomplete": 333}  # ms
 LOST = AttemptRecord(
-    1, AttemptKind.PRIMARY, "small/b", "small", 0.0, 0.1, AttemptOutcome.SILENT, cost_usd=0.001, region="eu"
+    1, AttemptKind.PRIMARY, "small/b", "small", 0.0, 0.1, AttemptOutcome.SILENT, cost_usd=0.001, locality="eu"
 )
 WON = AttemptRecord(2, AttemptKind.FALLBACK, "small/a", "small", 0.1, 1.0, AttemptOutcome.COMPLETED, cost_usd=0.002)
 FULL: dict[str, Any] = {
@@ -116,7 +116,13 @@ def test_every_outcome_has_its_series(end: RequestOutcome) -> None:
     assert f"`{end.value}`" in PAGE.read_text("utf-8")
 
 
-@pytest.mark.parametrize("value", [*AttemptOutcome, *AttemptKind])
+KINDS = (
+    *(AttemptKind.PRIMARY, AttemptKind.FALLBACK, AttemptKind.HEDGE, AttemptKind.WHOLE, AttemptKind.MENDED),
+    RESCUE_ATTEMPT,
+)
+
+
+@pytest.mark.parametrize("value", [*AttemptOutcome, *KINDS])
 def test_every_kind_and_outcome_of_an_attempt_is_explained(value: AttemptOutcome | AttemptKind) -> None:
     """By docs/metrics.md."""
     assert f"`{value.value}`" in PAGE.read_text("utf-8")
@@ -126,19 +132,6 @@ def test_a_gap_is_judged_where_the_route_promises_one_and_is_a_part_of_goodput()
     exported = Exported({"gap_budget": 1.0, "gaps": TokenGaps(1.5)}, {"gaps": TokenGaps(1.5)})
     found = {labels[1:]: count for labels, count in exported["slo_total"].items() if labels[1] in ("gap", "goodput")}
     assert found == {("gap", "false"): 1, ("goodput", "false"): 1, ("goodput", "true"): 1}
-
-
-def test_steps_of_sessions_are_counted_with_their_pause_and_what_they_kept() -> None:
-    """By route; a prompt that was not followed, as a short one, is no step."""
-    steps = [Lineage(7), Lineage(7, step=2, since=4.0, kept=450, previous=900)]
-    exported = Exported(*({"lineage": step} for step in steps), {})
-    assert exported["session_steps_bucket"]["chat", "1.0"] == 1
-    assert (exported["session_steps_count"], exported["session_steps_sum"]) == ({("chat",): 2}, {("chat",): 3})
-    assert exported["session_pause_seconds_sum"] == {("chat",): 4.0}
-    assert (exported["session_kept_ratio_count"], exported["session_kept_ratio_sum"]) == (
-        {("chat",): 1},
-        {("chat",): 0.5},
-    )
 
 
 def test_met_and_missed_objectives_are_counted() -> None:
