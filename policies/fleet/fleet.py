@@ -214,6 +214,9 @@ class Fleet:
             if self.peers is not None:
                 self.peers.publish_prompt(state.endpoint.id, prompt.blocks.hashes)
             pending_prompt = state.record_prompt(key, prompt, session)
+        provider_hit = None
+        if state.pool.prompt_cache is not None and route is not None and len(route.tiers) > 1:
+            provider_hit = state.provider_cache.hit(prompt, state.pool.prompt_cache, now)
         answer = DecodingAnswer(tpot_budget, output, candidate.prompt_tokens)
         attempt = self._attempts[key] = InFlightAttempt.sent(
             state,
@@ -223,6 +226,7 @@ class Fleet:
             stream=stream,
             answer=answer,
             pending_prompt=pending_prompt,
+            provider_hit=provider_hit,
             meter=None if state.pool.local or route is None else self._meters.of(route),
             caller=caller,
         )
