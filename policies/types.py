@@ -103,7 +103,7 @@ class Price:
 
 @dataclass(frozen=True, slots=True)
 class PromptCacheTerms:
-    """What an API keeps of prompts, to be read again at a lower price."""
+    """Prompts that an API keeps, to be read again at a lower price."""
 
     lifetime: float  # s since the latest use
     least: int = 0  # tokens of the shortest prefix that is kept
