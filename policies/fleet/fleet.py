@@ -344,7 +344,11 @@ class Fleet:
                 self._note_engine_ttft(attempt, report.engine_ttft, now)
             elif attempt.stream and not attempt.paused and outcome in (AttemptOutcome.SILENT, AttemptOutcome.CANCELLED):
                 learn_silence(attempt, now)
-        attempt.settle_prompt(key, report, is_completed or attempt.first_at is not None)
+        computed = is_completed or attempt.first_at is not None
+        attempt.settle_prompt(key, report, computed)
+        is_held = computed and attempt.provider_hit is not None and attempt.settle_provider_cache(report)
+        if is_held and self.peers is not None:
+            self.peers.publish_prompt(state.endpoint.id, attempt.prompt.blocks.hashes)
         if is_whole or report.prompt_tokens is not None or report.mean_itl is not None:
             prefill_s = state.interference.prefill_s
             self._note(AnswerObservation(attempt, now, report, is_whole, *state.decoding, prefill_s))
@@ -507,9 +511,11 @@ class Fleet:
                     self._show(state)
             self._views.mark(state)
 
-    def on_peer_prompt(self, endpoint_id: str, hashes: Sequence[int]) -> None:
+    def on_peer_prompt(self, endpoint_id: str, hashes: Sequence[int], now: float) -> None:
         if (state := self._states.get(endpoint_id)) is not None and state.pool.local:
             state.cache.index.record(hashes)
+        elif state is not None and state.pool.prompt_cache is not None:
+            state.provider_cache.record(hashes, now)
 
     def publish(self) -> None:
         """Publishes our load at endpoints with a change."""

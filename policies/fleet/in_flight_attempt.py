@@ -294,11 +294,13 @@ class InFlightAttempt:
             accounted = state.cache.on_answered(key, pending, report.prompt_tokens, report.cached_tokens)
         elif pending is not None:
             state.cache.on_unanswered(key, pending)
-        elif self.provider_hit is not None and computed:
-            usage = None if report.prompt_tokens is None else report.cached_tokens or 0  # some name no count of 0
-            state.provider_cache.on_answered(self.prompt, self.sent_at, self.provider_hit, usage)
         if report.cached_tokens is not None and self.candidate.hit and state.pool.local and not accounted:
             self.confirm_hit(report.cached_tokens, report.prompt_tokens)
+
+    def settle_provider_cache(self, report: AttemptReport) -> bool:
+        """Teaches what the provider holds once its cache has the prompt. Returns whether it is believed to."""
+        reported = None if report.prompt_tokens is None else report.cached_tokens or 0  # some usage names no count of 0
+        return self.state.provider_cache.on_answered(self.prompt, self.sent_at, self.provider_hit or 0, reported)
 
     def confirm_hit(self, cached: int, prompt: int | None) -> None:
         """Corrects the believed size of the cache by how many tokens of the believed hit were cached.

@@ -12,6 +12,8 @@ Rules:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from policies.prefix_cache.endpoint_cache import PrefixIndex
 from policies.types import PoolEstimate, PromptCacheTerms
 
@@ -32,13 +34,19 @@ class ProviderCache:
         tokens = int(blocks.tokens(depth)) if depth else 0
         return tokens if tokens >= terms.least else 0
 
-    def on_answered(self, prompt: PoolEstimate, sent_at: float, believed: int, reported: int | None) -> None:
-        """The provider has read the prompt. `believed`: `hit` at its sending; `reported`: tokens read from the cache,
-        by the usage of the answer; None: no usage came."""
-        hashes, stamp = prompt.blocks.hashes, _stamp(sent_at)
-        self._index.record(hashes, stamp)
-        if reported is not None and reported < REFUTED * believed:
-            self._index.trim(hashes, len(hashes) * reported // prompt.tokens, stamp)
+    def record(self, hashes: Sequence[int], at: float) -> None:
+        """The provider has read a prompt of these blocks."""
+        self._index.record(hashes, _stamp(at))
+
+    def on_answered(self, prompt: PoolEstimate, sent_at: float, believed: int, reported: int | None) -> bool:
+        """The same, of an answered prompt. `believed`: `hit` at its sending; `reported`: tokens read from the cache, by
+        the usage of the answer; None: no usage came. Returns whether all of the prompt is believed held."""
+        hashes = prompt.blocks.hashes
+        self.record(hashes, sent_at)
+        is_refuted = reported is not None and reported < REFUTED * believed
+        if is_refuted:
+            self._index.trim(hashes, len(hashes) * (reported or 0) // prompt.tokens, _stamp(sent_at))
+        return not is_refuted
 
 
 def _stamp(at: float) -> int:

@@ -24,6 +24,7 @@ from policies.types import (
     PromptEstimate,
     RequestView,
 )
+from tests.policies.fleet.test_peers import LosslessLink
 
 KEPT, LEAST = 300.0, 1024
 DEAR = Price(1.0, 0.0, cached_input=0.1)
@@ -194,3 +195,17 @@ def test_another_account_at_the_same_server_holds_nothing() -> None:
         ]
     )
     assert talk.usd("a", 90_000, 1.0) == pytest.approx(90_000)
+
+
+def test_processes_tell_one_another_what_a_provider_holds() -> None:
+    """The next turn may come by another worker. A prompt that failed, or was read from no cache, is not told."""
+    links: list[LosslessLink] = []
+    one, other = Conversation(), Conversation()
+    for each in (one, other):
+        each.fleet.peers = LosslessLink(links)
+    key = one.send("a", 90_000, 0.0)
+    assert other.usd("a", 90_000, 1.0) == pytest.approx(90_000)
+    one.fleet.on_ended(key, AttemptOutcome.COMPLETED, 2.0)
+    assert other.goes_to(96_000, 10.0) == "a"
+    one.answer("a", 96_000, 10.0, prompt_tokens=96_000, cached_tokens=0)
+    assert other.usd("a", 96_000, 20.0) == pytest.approx(90_000 * 0.1 + 6_000)
