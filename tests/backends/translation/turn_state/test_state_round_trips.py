@@ -207,6 +207,13 @@ def test_a_plain_id_has_letters_that_every_server_takes(text: str) -> None:
     assert PLAIN.fullmatch(plain_id(text))
 
 
+def test_long_ids_that_differ_at_their_ends_stay_apart() -> None:
+    """As those of Kimi, which begin with the name of the function."""
+    ids = [f"functions.mcp__{'x' * 64}:{number}" for number in range(3)]
+    assert len({plain_id(each) for each in ids}) == 3
+    assert all(PLAIN.fullmatch(plain_id(each)) for each in ids)
+
+
 @given(st.text(max_size=30))
 def test_no_end_is_invented(word: str) -> None:
     """An end is one of the list, a failure, or unknown: unknown is not good."""
