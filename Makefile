@@ -36,7 +36,7 @@ bench: $(DEV) ## compare with nginx, three routers in Rust, LiteLLM and the last
 	@$(BIN)/python -m benchmarks.truth
 	@$(BIN)/python -m benchmarks.mixed
 
-field: $(DEV) ## 2,000 conversations of ten clients before fakes of 17 APIs that verify (ARGS="--conversations 200")
+field: $(DEV) ## 2,000 conversations of eleven clients before fakes of 19 APIs that verify (ARGS="--conversations 200")
 	@$(BIN)/python -m tests.programs.field $(ARGS)
 
 chaos: $(DEV) ## run the catalogue of faults and write docs/reliability.md (ARGS="--only 2-4 --quick")

@@ -129,7 +129,8 @@ class Anthropic(OpenAI):
         body = super()._body(forward)
         if forward.operation is Operation.MESSAGES:
             body.setdefault("max_tokens", MAX_TOKENS)
-        body["messages"] = [_without_foreign_thinking(message) for message in body["messages"]]
+        turns = map(_without_foreign_thinking, body["messages"])
+        body["messages"] = [turn for turn in turns if turn is not None]
         return body
 
     def assembly_obstacle(self, forward: BackendRequest) -> str:
@@ -152,13 +153,13 @@ class Anthropic(OpenAI):
         return failure
 
 
-def _without_foreign_thinking(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A turn without the thinking of another tier's server, which Anthropic refuses."""
+def _without_foreign_thinking(message: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """A turn without the thinking of another tier's server, which Anthropic refuses; None: nothing is left of it."""
     content = message["content"]
     if message["role"] != "assistant" or not isinstance(content, list) or not any(map(_is_foreign, content)):
         return message
     kept = [block for block in content if not _is_foreign(block)]
-    return {**message, "content": kept} if kept else message
+    return {**message, "content": kept} if kept else None
 
 
 def _is_foreign(block: Any) -> bool:

@@ -18,12 +18,15 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
+from backends import member_paths
+from backends.member_paths import Act, path_of, walked
+from backends.system_turns import folded
+
 Json = dict[str, Any]
 Scalar = str | int | float | bool | None
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")  # in order
 _ORDER = (*EFFORTS, "ultra")
-SYSTEM, USER = "system", "user"
 
 _LONGEST = 64  # characters of a path in a header
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")  # there
@@ -84,15 +87,8 @@ def meets(body: Mapping[str, Any], condition: str) -> bool:
 
 
 def values_at(body: Mapping[str, Any], path: str) -> list[Any]:
-    """All values at the path, one level opened."""
-    met: list[Any] = []
-
-    def note(holder: Json, name: str) -> Json:
-        met.append(opened(holder[name]))
-        return holder
-
-    _walk(dict(body), path.split("."), note)
-    return met
+    """All values at the path, decoded."""
+    return list(member_paths.values_at(body, path_of(path)))
 
 
 def told(changes: Iterable[BodyChange], body: Mapping[str, Any]) -> dict[str, str]:
@@ -197,41 +193,9 @@ def _fold(body: Json, change: BodyChange) -> Json:
     messages = opened(body.get(change.path))
     if not isinstance(messages, list):
         return body
-    folded = folded_systems(messages)
-    return body if folded is messages else {**body, change.path: folded}
-
-
-def folded_systems(messages: list[Any]) -> list[Any]:
-    """Merge leading system messages into one. A later system message becomes text of the user turn at its position."""
-    roles = [_role(each) for each in messages]
-    leading = next((place for place, role in enumerate(roles) if role != SYSTEM), len(roles))
-    if leading < 2 and SYSTEM not in roles[leading:]:
-        return messages
-    folded = messages[:leading]
-    if leading > 1:
-        folded = [_joined(list(map(opened, folded)))]
-    for message, role in zip(messages[leading:], roles[leading:], strict=True):
-        folded.append({**opened(message), "role": USER} if role == SYSTEM else message)
-    return folded
-
-
-def _role(message: Any) -> str:
-    if isinstance(message, Raw) and b'"system"' not in bytes(message):
-        return ""
-    found = opened(message)
-    role = opened(found.get("role")) if isinstance(found, dict) else ""
-    return role if isinstance(role, str) else ""
-
-
-def _joined(systems: Sequence[Json]) -> Json:
-    """System messages as one: texts with a blank line between, else the parts of all."""
-    contents = [opened(each.get("content")) for each in systems]
-    if all(isinstance(each, str) for each in contents):
-        return {**systems[0], "content": "\n\n".join(contents)}
-    parts: list[Any] = []
-    for each in contents:
-        parts += each if isinstance(each, list) else [{"type": "text", "text": each}]
-    return {**systems[0], "content": parts}
+    found = folded(messages)
+    same = len(found) == len(messages) and all(new is old for new, old in zip(found, messages, strict=True))
+    return body if same else {**body, change.path: found}
 
 
 _ACTS: Mapping[ChangeKind, Callable[[Json, BodyChange], Json]] = {
@@ -243,35 +207,7 @@ _ACTS: Mapping[ChangeKind, Callable[[Json, BodyChange], Json]] = {
     ChangeKind.FOLD: _fold,
 }
 
-# --------------------------------------------------------------------------- the walk
 
-_Act = Callable[[Json, str], Json]
-
-
-def _acted(body: Json, path: str, act: _Act) -> Json:
-    found: Json = _walk(body, path.split("."), act)
+def _acted(body: Json, path: str, act: Act) -> Json:
+    found: Json = walked(body, path_of(path), act, opened)
     return found
-
-
-def _walk(value: Any, names: Sequence[str], act: _Act) -> Any:
-    """`act` gets every object that holds the last name. Returns the same value where nothing has changed."""
-    if isinstance(value, Raw):
-        return _walk_raw(value, names, act)
-    if isinstance(value, list):
-        found = [_walk(each, names, act) for each in value]
-        return value if all(new is old for new, old in zip(found, value, strict=True)) else found
-    name = names[0]
-    if not isinstance(value, dict) or name not in value:
-        return value
-    if len(names) == 1:
-        return act(value, name)
-    inner = _walk(value[name], names[1:], act)
-    return value if inner is value[name] else {**value, name: inner}
-
-
-def _walk_raw(value: Raw, names: Sequence[str], act: _Act) -> Any:
-    held = opened(value) if names[-1].encode() in bytes(value) else None
-    if not isinstance(held, dict | list):
-        return value
-    found = _walk(held, names, act)
-    return value if found is held else found

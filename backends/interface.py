@@ -195,7 +195,7 @@ class ReplyFacts:
     id: Any = None
     service_tier: Any = None  # speed of an answer, and its price, by the server's name
     finish_reasons: dict[int, Any] = field(default_factory=dict)  # by choice
-    signatures: list[str] = field(default_factory=list)  # of thinking in a message, which only its maker accepts
+    signatures: list[str] = field(default_factory=list)  # of reasoning, which only its maker accepts
     signed: int = 0  # characters of these
 
     @property

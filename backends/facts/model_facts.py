@@ -18,6 +18,7 @@ Count = Annotated[int, Meta(ge=0)]
 Length = Annotated[int, Meta(ge=1)]
 Factor = Annotated[float, Meta(gt=0, le=1000)]
 Seconds = Annotated[float, Meta(gt=0, le=3600)]  # to a first token, whose logarithm is taken
+Lifetime = Annotated[float, Meta(gt=0, le=7 * 86_400)]  # s
 
 
 class Sampling(Enum):
@@ -45,6 +46,13 @@ class Forced(Enum):
     OK = "ok"
     REFUSED = "refused"
     THINKING = "thinking"  # not while the model thinks
+
+
+class Caching(Enum):
+    """Prompts that an API keeps in its cache."""
+
+    IMPLICIT = "implicit"  # all that are long enough
+    MARKED = "marked"  # up to the breakpoints of a request
 
 
 class UnknownMembers(Enum):
@@ -83,6 +91,7 @@ class Facts:
     efforts: tuple[str, ...] | None = None  # in chat completions and Messages, in order; None: not known
     efforts_responses: tuple[str, ...] | None = None  # in Responses, if different
     default_effort: str = ""
+    reasoning_items: bool = True  # has reasoning to give over Responses
     thinking: tuple[str, ...] | None = None  # types of `thinking` in Messages; None: not known
     # How thinking is switched off: `none` (the effort), `disabled` (the type of `thinking`), `enable_thinking` and
     # `reasoning.enabled` (members that are false then), `any`: not known; None: always on.
@@ -100,8 +109,11 @@ class Facts:
     custom_tools: bool = True  # tools of the type `custom`
     parallel_tool_calls: bool = True  # knows the member
     most_tools: Count | None = None
+    empty_tools: bool = True  # takes a list of no tools
     tool_name: str = ""  # pattern of names of functions
     call_id: str = ""  # pattern of ids of tool calls
+    json_arguments: bool = False  # calls whose arguments are no JSON object are refused
+    provider_blocks: bool = True  # blocks that tools of a provider leave in Messages
     schema: str = ""  # subset of JSON schema of a tool's parameters: a row of `schemas` in apis.yaml; empty: any
     strict_schema: str = ""  # the same, of `response_format` and of tools that are `strict`
     json_object: bool = True  # `response_format: json_object`
@@ -109,7 +121,12 @@ class Facts:
     json_thinking: bool = True  # answers of these forms while the model thinks
     developer: bool = True  # knows the role `developer`
     system: System = System.ANYWHERE
+    alternation: bool = False  # user and assistant have to take turns, as a template demands
+    user_first: bool = False  # the first turn has to be the user's
+    user_after_results: bool = True  # a turn of the user may follow results of calls
+    empty_turns: bool = True  # turns of the assistant without text and calls
     prefill: bool = True  # the last message may be the assistant's
+    prefill_member: str = ""  # of such a message in a chat, true where the server is to continue it
     user_turn: bool = False  # one message at least has to be the user's
     empty_texts: bool = True  # texts without a character that is no white space
     reasoning: Reasoning = Reasoning.ANY
@@ -120,17 +137,23 @@ class Facts:
     detail_placeholder: Mapping[str, str] = field(default_factory=dict)  # the same, in `reasoning_details`
     stops: Count | None = None  # most sequences of `stop`; 0: refused
     stop_bytes: Length | None = None  # of a sequence
+    blank_stops: bool = True  # sequences of white space
     cache_controls: Count | None = None  # most breakpoints of a request
+    caching: Caching | None = None  # None: not known
+    cache_ttl: Lifetime | None = None  # s that a prompt is kept after its latest use; None: not known
+    cache_from: Count | None = None  # tokens of the shortest prefix that is kept
     metadata: tuple[Count, Count, Count] | None = None  # most pairs, characters of a key, of a value
     user_length: Length | None = None
     media: frozenset[str] | None = None  # media types of images; None: all
     image_urls: bool = True  # pictures by URL
     most_images: Count | None = None
     files: bool = True  # content parts of the type `file`
+    files_responses: bool | None = None  # the same in Responses, if different
     details: tuple[str, ...] | None = None  # of `image_url.detail`
     unknown_members: UnknownMembers = UnknownMembers.IGNORED
     context: Length | None = None  # tokens
     output: Length | None = None  # tokens
+    least_output: Count | None = None  # tokens, of the limit in Responses
     shutdown: str = ""  # YYYY-MM-DD, or "gone"
     routed_to: str = ""  # the model that answers after the shutdown
     ttft: Mapping[str, Seconds] | None = None  # prior, s, by class of effort; `""`: of all others

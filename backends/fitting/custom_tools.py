@@ -14,10 +14,10 @@ from typing import Any
 import msgspec
 
 from backends.fitting.input_text import InputText, input_of
-from backends.fitting.member_paths import Json, objects, opened
 from backends.fitting.names_in_answers import same_dialect_error
 from backends.fitting.tools import name_of
 from backends.interface import Failure, Operation
+from backends.member_paths import Json, objects, opened
 from backends.stream.sse import ServerSentEvent
 from backends.translation.omissions import Omissions
 from backends.translation.streamed_calls import StreamedCalls, call_delta
@@ -29,6 +29,7 @@ from backends.translation.translation import (
     decode_event,
     sse,
 )
+from backends.translation.turn_state.call_ids import made_id
 
 INPUT = "input"
 _PARAMETERS = {
@@ -131,7 +132,8 @@ def _called(call: Json, names: frozenset[str]) -> Json:
     if not isinstance(function, Mapping) or function.get("name") not in names:
         return call
     custom = {"name": function["name"], "input": input_of(function.get("arguments"))}
-    return {**{name: call[name] for name in call if name != "function"}, "type": "custom", "custom": custom}
+    members = {name: call[name] for name in call if name != "function"}
+    return {**members, "id": call.get("id") or made_id(), "type": "custom", "custom": custom}
 
 
 class CustomCallEvents(EventTranslator):
@@ -179,7 +181,7 @@ class CustomCallEvents(EventTranslator):
         found["index"] = call.number
         if key not in self._inputs:
             self._inputs[key] = InputText(self._kept.take)
-            found |= {"id": call.identity, "type": "custom"}
+            found |= {"id": call.identity or made_id(), "type": "custom"}
         elif delta.identity:
             found["id"] = delta.identity
         named = {"name": delta.name} if delta.name else {}

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any
 
-from backends.fitting.member_paths import ABSENT, Json, altered, opened, put, value_at, without
 from backends.fitting.target import Target
 from backends.interface import Operation
+from backends.member_paths import ABSENT, Json, altered, opened, put, value_at, without
 from backends.translation.omissions import Omissions
 from backends.translation.request_members import refuse
 
@@ -20,7 +20,7 @@ SPEEDS = ("service_tier", "speed")
 _SYNONYMS = {"fast": "priority", "priority": "fast"}
 _STANDARD = ("auto", "default", "on_demand", "standard", "standard_only")
 LIMITS = ("max_completion_tokens", "max_tokens")
-_OUTPUT: Mapping[Operation, tuple[str, ...]] = {
+_OUTPUTS: Mapping[Operation, tuple[str, ...]] = {
     Operation.CHAT: LIMITS,
     Operation.MESSAGES: ("max_tokens",),
     Operation.RESPONSES: ("max_output_tokens",),
@@ -40,23 +40,34 @@ def fit_limit(body: Json, target: Target, told: Omissions) -> Json:
 
 
 def fit_output(body: Json, target: Target, told: Omissions) -> Json:
-    """An output limit above the model's own becomes that: some servers refuse it, and no answer is longer."""
-    most, names = target.facts.output, _OUTPUT.get(target.operation, ())
-    above = [name for name in names if most is not None and type(body.get(name)) is int and body[name] > most]
-    for name in above:
-        told.leave_out(name)
-    body = {**body, **dict.fromkeys(above, most)} if above else body
-    budget = value_at(body, _BUDGET) if above and most is not None else None
-    return put(body, _BUDGET, most - 1) if type(budget) is int and most is not None and budget >= most else body
+    """The limit of the output within what the model can write and the server takes."""
+    most, found = target.facts.output, body
+    least = target.facts.least_output if target.operation is Operation.RESPONSES else None
+    for name in _OUTPUTS[target.operation]:
+        given = body.get(name)
+        if type(given) is not int or given <= 0:
+            continue
+        fitted = max(given, least or given) if most is None else min(max(given, least or given), most)
+        if fitted != given:
+            told.leave_out(name)
+            found = _with_budget({**found, name: fitted}, fitted)
+    return found
+
+
+def _with_budget(body: Json, limit: int) -> Json:
+    """Thinking within the limit, where it has a budget of its own."""
+    budget = value_at(body, _BUDGET)
+    return put(body, _BUDGET, limit - 1) if type(budget) is int and budget >= limit else body
 
 
 def fit_stops(body: Json, target: Target, told: Omissions) -> Json:
     facts, name = target.facts, _STOPS.get(target.operation, "")
     stops = opened(body.get(name))
-    if not stops or (facts.stops is None and facts.stop_bytes is None):
+    if not stops or (facts.stops is None and facts.stop_bytes is None and facts.blank_stops):
         return body
     given = [stops] if isinstance(stops, str) else [opened(stop) for stop in stops]
     kept = [stop for stop in given if facts.stop_bytes is None or len(str(stop).encode()) <= facts.stop_bytes]
+    kept = [stop for stop in kept if facts.blank_stops or str(stop).strip()]
     kept = kept if facts.stops is None else kept[: facts.stops]
     if len(kept) == len(given):
         return body

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from backends.fitting.member_paths import ABSENT, Json, Path, altered, opened, values_at
 from backends.fitting.target import Target
 from backends.interface import Operation
+from backends.member_paths import ABSENT, Json, Path, altered, opened, values_at
 from backends.translation.omissions import Omissions
 from backends.translation.request_members import refuse
 from backends.translation.tool_arguments import split_data_url
@@ -106,8 +106,25 @@ def _image(part: Json, target: Target, told: Omissions) -> Any:
     return part
 
 
+def _document(part: Json, target: Target, told: Omissions) -> Any:
+    """Of Messages. A document of text is a text where the server takes no files."""
+    source = opened(part.get("source")) or {}
+    if target.facts.files:
+        return part
+    if source.get("type") == "text":
+        return {"type": "text", "text": opened(source.get("data"))}
+    return _refused("document", "the server takes no files", told)
+
+
 def _file(part: Json, target: Target, told: Omissions) -> Any:
-    return part if target.facts.files else _refused("file", "the server takes no files", told)
+    return part if _takes_files(target) else _refused("file", "the server takes no files", told)
+
+
+def _takes_files(target: Target) -> bool:
+    facts = target.facts
+    if target.operation is Operation.RESPONSES and facts.files_responses is not None:
+        return facts.files_responses
+    return facts.files
 
 
 def _detailed(image: Mapping[str, Any], path: str, target: Target, told: Omissions) -> Mapping[str, Any]:
@@ -124,6 +141,7 @@ _FITS: Mapping[str, Callable[[Json, Target, Omissions], Any]] = {
     "image_url": _image_url,
     "input_image": _input_image,
     "image": _image,
+    "document": _document,
     "file": _file,
     "input_file": _file,
 }

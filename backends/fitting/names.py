@@ -12,9 +12,9 @@ from functools import lru_cache, partial
 from hashlib import sha256
 from typing import Any
 
-from backends.fitting.member_paths import Json, Path, altered, values_at
 from backends.fitting.target import Target
 from backends.interface import Operation
+from backends.member_paths import Json, Path, altered, values_at
 from backends.translation.omissions import Omissions
 
 _NOT_SAFE = re.compile(r"[^a-zA-Z0-9_-]")

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from backends.fitting.member_paths import Json, Path, altered
 from backends.interface import Failure, Operation
+from backends.member_paths import Json, Path, altered
 from backends.stream.sse import ServerSentEvent
 from backends.translation.messages_to_chat.answer import error_event
 from backends.translation.omissions import Omissions

@@ -12,8 +12,8 @@ from typing import Any
 from msgspec import Raw
 
 from backends.facts.model_facts import Facts, Reasoning, UnknownMembers
-from backends.fitting.member_paths import Json, objects, opened, path_of, put, value_at
 from backends.fitting.target import Author, Target
+from backends.member_paths import Json, objects, opened, path_of, put, value_at
 from backends.translation.omissions import Omissions
 
 _TEXTS = ("reasoning_content", "reasoning")

@@ -1,8 +1,7 @@
 """Fits message roles and their order to chat templates and servers.
 
 - The role `developer` becomes `system` if the server does not know `developer`.
-- If system messages are accepted only at the beginning, leading system messages are merged, and a later system message
-  becomes text of the next or previous user turn. No message is placed between a call and its results.
+- If system messages are accepted only at the beginning, they are folded (`system_turns`).
 - Empty texts are left out if the server refuses them, and so is trailing white space of a text to be continued.
 """
 
@@ -11,32 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-from msgspec import Raw
-
 from backends.facts.model_facts import System
-from backends.fitting.member_paths import Json, opened, without
 from backends.fitting.target import Author, Target
+from backends.member_paths import Json, opened, without
+from backends.system_turns import SYSTEM, folded, parts_of, role_of
 from backends.translation.omissions import Omissions
 from backends.translation.request_members import refuse
 
-_SYSTEM = ("system", "developer")
-_WORDS = (b'"system"', b'"developer"')
-
-
-class _Role(msgspec.Struct):
-    role: str = ""
-
-
-_role = msgspec.json.Decoder(_Role).decode
-
-
-def role_of(message: Any) -> str:
-    if isinstance(message, Raw):
-        if not any(word in bytes(message) for word in _WORDS) and b'"user"' not in bytes(message):
-            return "tool" if b'"tool"' in bytes(message) and _role(message).role == "tool" else "other"
-        return _role(message).role
-    return str(message.get("role", "")) if isinstance(message, dict) else ""
+OPENING: Json = {"role": "user", "content": "Hello."}  # before a turn of the assistant that opens the conversation
 
 
 def fit_roles(body: Json, target: Target, told: Omissions) -> Json:
@@ -48,68 +29,13 @@ def fit_roles(body: Json, target: Target, told: Omissions) -> Json:
     if is_written or not target.facts.developer:
         found = [_as_system(message) for message in messages]
     if is_written or target.facts.system is not System.ANYWHERE:
-        found = _systems_first(found)
+        found = folded(found)
     same = len(found) == len(messages) and all(new is old for new, old in zip(found, messages, strict=True))
     return body if same else {**body, "messages": found}
 
 
 def _as_system(message: Any) -> Any:
-    if isinstance(message, Raw) and b'"developer"' not in bytes(message):
-        return message
     return {**opened(message), "role": "system"} if role_of(message) == "developer" else message
-
-
-def _systems_first(messages: Sequence[Any]) -> list[Any]:
-    """Merge leading system messages: few templates accept several."""
-    roles = [role_of(message) for message in messages]
-    leading = next((place for place, role in enumerate(roles) if role not in _SYSTEM), len(roles))
-    if leading <= 1 and not any(role in _SYSTEM for role in roles[leading:]):
-        return list(messages)
-    head = list(messages[:leading])
-    if leading > 1:
-        contents = [opened(message).get("content") for message in head]
-        head = [{"role": "system", "content": _joined(contents)}]
-    return head + _as_user_text(messages[leading:], roles[leading:])
-
-
-def _as_user_text(messages: Sequence[Any], roles: Sequence[str]) -> list[Any]:
-    found: list[Any] = []
-    waiting: list[Any] = []  # contents of system messages
-    for message, role in zip(messages, roles, strict=True):
-        if role in _SYSTEM:
-            waiting.append(opened(message).get("content"))
-        elif waiting and role == "user":
-            turn = opened(message)
-            found.append({**turn, "content": _joined([*waiting, turn.get("content")])})
-            waiting = []
-        else:
-            if waiting and role != "tool":
-                _add_user_text(found, waiting)
-                waiting = []
-            found.append(message)
-    if waiting:
-        _add_user_text(found, waiting)
-    return found
-
-
-def _add_user_text(found: list[Any], waiting: Sequence[Any]) -> None:
-    if found and role_of(found[-1]) == "user":
-        turn = opened(found[-1])
-        found[-1] = {**turn, "content": _joined([turn.get("content"), *waiting])}
-    else:
-        found.append({"role": "user", "content": _joined(waiting)})
-
-
-def _joined(contents: Sequence[Any]) -> Any:
-    """Contents as one: texts as a text, else the parts of all."""
-    given = [content for content in contents if content]
-    if all(isinstance(content, str) for content in given):
-        return "\n\n".join(given)
-    return [part for content in given for part in _parts(content)]
-
-
-def _parts(content: Any) -> list[Any]:
-    return [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
 
 
 def results_after_calls(body: Json, target: Target, told: Omissions) -> Json:
@@ -153,9 +79,9 @@ def _systems_as_user_blocks(turns: Sequence[Json]) -> list[Json]:
     waiting: list[Any] = []
     for turn in turns:
         if turn.get("role") == "system":
-            waiting += _parts(turn.get("content") or [])
+            waiting += parts_of(turn.get("content") or [])
         elif turn.get("role") == "user" and waiting:
-            blocks = _parts(turn.get("content") or [])
+            blocks = parts_of(turn.get("content") or [])
             results = [block for block in blocks if block.get("type") == "tool_result"]
             rest = [block for block in blocks if block.get("type") != "tool_result"]
             found.append({**turn, "content": [*results, *waiting, *rest]})
@@ -165,6 +91,14 @@ def _systems_as_user_blocks(turns: Sequence[Json]) -> list[Json]:
             waiting = []
             found.append(turn)
     return [*found, {"role": "user", "content": waiting}] if waiting else found
+
+
+def fit_first_turn(body: Json, target: Target, told: Omissions) -> Json:
+    """Of Messages: the user opens the conversation."""
+    turns = body["messages"]
+    if not turns or opened(turns[0]).get("role") == "user":
+        return body
+    return {**body, "messages": [OPENING, *turns]}
 
 
 def fit_texts(body: Json, target: Target, told: Omissions) -> Json:
@@ -228,8 +162,8 @@ def fit_user_turn(body: Json, target: Target, told: Omissions) -> Json:
     """Of a chat without a turn of the user, where one is wanted: the last message of the system is the user's."""
     messages = body["messages"]
     roles = [role_of(message) for message in messages]
-    if "user" in roles or not any(role in _SYSTEM for role in roles):
+    if "user" in roles or not any(role in SYSTEM for role in roles):
         return body
-    last = max(place for place, role in enumerate(roles) if role in _SYSTEM)
+    last = max(place for place, role in enumerate(roles) if role in SYSTEM)
     turned = {**opened(messages[last]), "role": "user"}
     return {**body, "messages": [*messages[:last], turned, *messages[last + 1 :]]}

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from backends.facts.model_facts import Sampling
-from backends.fitting.member_paths import Json, without
 from backends.fitting.target import Target
 from backends.fitting.thinking import is_thinking
 from backends.interface import Operation
+from backends.member_paths import Json, without
 from backends.translation.omissions import Omissions
 
 _CHOOSING = ("temperature", "top_p", "top_k")

@@ -16,9 +16,9 @@ from typing import Any
 import msgspec
 
 from backends.facts.model_facts import SchemaRules
-from backends.fitting.member_paths import ABSENT, Json, Path, altered, opened, put, value_at
 from backends.fitting.target import SCHEMA_OF_ANSWER, SCHEMA_OF_TOOL, Target
 from backends.interface import Operation
+from backends.member_paths import ABSENT, Json, Path, altered, opened, put, value_at
 from backends.translation.omissions import Omissions
 from backends.translation.request_members import refuse
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from backends.facts.model_facts import Facts
-from backends.fitting.member_paths import Json, Path
 from backends.interface import Operation
+from backends.member_paths import Json, Path
 from backends.translation.omissions import Omissions
 
 

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 from backends.body_changes import EFFORTS
 from backends.facts.model_facts import Forced
-from backends.fitting.member_paths import ABSENT, Absent, Json, opened, put, value_at, without
 from backends.fitting.target import EFFORT, Target
 from backends.interface import Operation
+from backends.member_paths import ABSENT, Absent, Json, opened, put, value_at, without
 from backends.translation.omissions import Omissions
 from backends.translation.request_members import refuse
 
@@ -23,6 +23,7 @@ _BUDGETS = {"minimal": 1024, "low": 2048, "medium": 8192, "high": 16_384, "xhigh
 _LEAST_BUDGET = 1024  # tokens
 _DISABLED = {"type": "disabled"}
 _FORCED = ("required", "any")
+_ENCRYPTED = "reasoning.encrypted_content"
 
 
 def efforts_of(target: Target) -> tuple[str, ...] | None:
@@ -109,6 +110,8 @@ def _fit_types(body: Json, target: Target, told: Omissions) -> Json:
     kind, types = _type_of_thinking(body), target.facts.thinking
     if kind == "disabled" or (kind == "between_tools" and types is not None and kind not in types):
         return _fit_disabled(body, target, told)
+    if kind == "between_tools":
+        return _beside_off(body, target, told)
     if not kind or types is None or kind in types:
         return body
     if "adaptive" in types:
@@ -117,12 +120,17 @@ def _fit_types(body: Json, target: Target, told: Omissions) -> Json:
 
 
 def _fit_disabled(body: Json, target: Target, told: Omissions) -> Json:
-    facts, effort = target.facts, value_at(body, EFFORT[Operation.MESSAGES])
+    facts = target.facts
     if facts.thinking_off is None and facts.thinking is not None:
         return _least_thinking(_no_thinking(body, told), facts.efforts)
     if facts.thinking is not None and "disabled" not in facts.thinking:
         return without(body, "thinking")  # the model does not think
-    body = {**body, "thinking": _DISABLED}
+    return _beside_off({**body, "thinking": _DISABLED}, target, told)
+
+
+def _beside_off(body: Json, target: Target, told: Omissions) -> Json:
+    """The effort beside thinking that is switched off, or off but between tools."""
+    facts, effort = target.facts, value_at(body, EFFORT[Operation.MESSAGES])
     if effort is None or facts.off_with_efforts is None or effort in facts.off_with_efforts:
         return body
     told.leave_out("output_config.effort")
@@ -160,6 +168,20 @@ def _as_budget(body: Json, told: Omissions) -> Json:
 def _no_thinking(body: Json, told: Omissions) -> Json:
     told.leave_out("thinking")
     return without(body, "thinking")
+
+
+# -- models without reasoning, over Responses ----------------------------------------------------------
+
+
+def fit_reasoning_wishes(body: Json, target: Target, told: Omissions) -> Json:
+    """Of Responses, for a model that has no reasoning to give: the members that ask for some."""
+    if opened(body.get("reasoning")):
+        told.leave_out("reasoning")
+    include = opened(body.get("include"))
+    if not isinstance(include, list) or _ENCRYPTED not in (wished := [opened(each) for each in include]):
+        return without(body, "reasoning") if "reasoning" in body else body
+    kept = [each for each in wished if each != _ENCRYPTED]
+    return without(body, "reasoning", "include") | ({"include": kept} if kept else {})
 
 
 # -- forced tool calls ---------------------------------------------------------------------------------

@@ -9,15 +9,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from backends.facts.model_facts import ToolsAt
-from backends.fitting.member_paths import Json, objects, opened, put, value_at, without
 from backends.fitting.target import EFFORT, Target
-from backends.fitting.thinking import OFF, is_thinking
+from backends.fitting.thinking import OFF, is_forced, is_thinking
 from backends.interface import Operation
+from backends.member_paths import Json, objects, opened, put, value_at, without
 from backends.translation.omissions import Omissions
 from backends.translation.request_members import refuse
 
 _LEANING = ("tool_choice", "parallel_tool_calls")
 _OWN = ("function", "custom", "tool")  # types of a choice that names a caller's tool
+_STORED = ("store", "previous_response_id", "conversation", "background", "prompt")  # members of Responses
 _ALIKE = {"any": "required", "required": "any", "named": "tool", "tool": "named"}
 
 
@@ -91,6 +92,13 @@ def _named_alone(tools: Any, names: set[str]) -> list[Any]:
     return [tool for tool in opened(tools) if name_of(opened(tool)) in names]
 
 
+def fit_empty_tools(body: Json, target: Target, told: Omissions) -> Json:
+    """Of a chat: an empty list of tools, and the members that need tools."""
+    if opened(body.get("tools")) != []:
+        return body
+    return without(body, "tools") if is_forced(body) else without(body, "tools", *_LEANING)
+
+
 def fit_parallel(body: Json, target: Target, told: Omissions) -> Json:
     if "parallel_tool_calls" not in body or target.facts.parallel_tool_calls:
         return body
@@ -114,6 +122,20 @@ def fit_leaning(body: Json, target: Target, told: Omissions) -> Json:
         return body
     told.leave_out("tool_choice")
     return without(body, "tool_choice")
+
+
+def takes_chat(body: Mapping[str, Any], operation: Operation, target: Target) -> bool:
+    """True where a request of another dialect has to go over chat completions, which the server speaks as well: its
+    template wants an order of turns, and a server writes several for one of Messages, or for items of Responses. A
+    response that refers to a stored one, or is stored, stays."""
+    if not target.facts.alternation or operation is Operation.CHAT:
+        return False
+    return operation is Operation.MESSAGES or not any(opened(body.get(name)) for name in _STORED)
+
+
+def sign_of_chat(body: Json, target: Target, told: Omissions) -> Json:
+    """Of a body that may go over chat completions (`takes_chat`); stays as it is where it does not."""
+    return body
 
 
 def takes_responses(body: Mapping[str, Any], operation: Operation, target: Target) -> bool:

@@ -23,12 +23,11 @@ import msgspec
 
 from backends import failures
 from backends.interface import ReplyFacts, Usage
-from backends.stream.ends import is_failed
-from backends.stream.event_shapes import MessageEventShape, ResponseEventShape, ResponseShape, WholeShape
+from backends.stream.event_shapes import MessageEventShape, ResponseEventShape, ResponseShape, WholeShape, is_failed
+from backends.stream.signatures import note_signatures
 from backends.stream.sse import ServerSentEvent
 from backends.stream.taps import BodyTap, StreamTap, counts_of, decode_as, take_counts
 
-MOST_SIGNED = 1 << 20  # characters of the signatures of an answer: each has a few hundred to some thousand
 _TEXTS = frozenset({"text", "thinking", "redacted_thinking"})  # blocks without a name or result
 
 
@@ -101,20 +100,6 @@ class MessagesBodyTap(BodyTap):
         super()._read_facts(body)
         self.facts.service_tier = speed_of_message(body.usage)
         note_signatures(self.facts, body.content)
-
-
-def note_signatures(facts: ReplyFacts, blocks: Any) -> None:
-    """Note signatures and ciphers of the thinking in a message's content, as many as MOST_SIGNED holds."""
-    for signature in _signatures_of(blocks):
-        if facts.signed + len(signature) <= MOST_SIGNED:
-            facts.signed += len(signature)
-            facts.signatures.append(signature)
-
-
-def _signatures_of(blocks: Any) -> list[str]:
-    listed = [each for each in blocks if isinstance(each, dict)] if isinstance(blocks, list) else []
-    found = [each.get("data") if each.get("type") == "redacted_thinking" else each.get("signature") for each in listed]
-    return [value for value in found if isinstance(value, str) and value]
 
 
 def read_message_usage(usage: Usage, reported: Any) -> None:

@@ -27,8 +27,8 @@ import msgspec
 
 from backends import failures
 from backends.interface import EngineTimes, Failure, ReplyFacts, Tap, Usage
-from backends.stream.ends import End, end_of, is_failed
-from backends.stream.event_shapes import ChoiceShape, ChunkShape, TokenForm, WholeShape, outputs
+from backends.stream.event_shapes import ChoiceShape, ChunkShape, End, TokenForm, WholeShape, end_of, is_failed, outputs
+from backends.stream.signatures import note_signatures
 from backends.stream.sse import ExcerptDecoder, ServerSentEvent, StreamError, excerpt
 
 T = TypeVar("T")
@@ -200,6 +200,8 @@ class StreamTap(_ReplyTap):
             delta = choice.delta
             answer, reasoning = (False, False) if delta is None else outputs(delta)
             answer = answer or bool(choice.text)
+            if delta is not None and delta.reasoning_details:
+                note_signatures(self.facts, delta.reasoning_details)
             if answer or reasoning:
                 self._note_output(answer, reasoning)
                 text = choice.text if delta is None else delta.content
@@ -349,9 +351,12 @@ class BodyTap(_ReplyTap):
         read_usage(self.usage, reported)
 
     def _read_facts(self, body: WholeShape) -> None:
-        choices = body.choices if isinstance(body.choices, list) else [{"finish_reason": body.stop_reason}]
-        reasons = [choice.get("finish_reason") for choice in choices if isinstance(choice, dict)]
+        listed = body.choices if isinstance(body.choices, list) else [{"finish_reason": body.stop_reason}]
+        choices = [choice for choice in listed if isinstance(choice, dict)]
+        reasons = [choice.get("finish_reason") for choice in choices]
         self.facts = ReplyFacts(body.id, body.service_tier, {n: each for n, each in enumerate(reasons) if each})
+        for message in (choice.get("message") for choice in choices):
+            note_signatures(self.facts, message.get("reasoning_details") if isinstance(message, dict) else None)
 
 
 class SilentBodyTap(BodyTap):

@@ -11,9 +11,9 @@ import msgspec
 
 from backends.facts.model_facts import Facts
 from backends.fitting.custom_tools import as_functions
-from backends.fitting.fit import FITTED, Plan, fit, fit_for_translation, plan
+from backends.fitting.fit import FITTED, Concerns, Plan, fit, fit_for_translation, plan
 from backends.fitting.target import Author
-from backends.fitting.tools import takes_responses
+from backends.fitting.tools import takes_chat, takes_responses
 from backends.interface import Operation
 from backends.translation.omissions import Omissions
 from backends.translation.registry import chain
@@ -82,12 +82,13 @@ class FittedBodies:
 
     plans: dict[tuple[int, Operation, Author], Plan] = field(default_factory=dict)
 
-    def concerns(self, request: InferenceRequest, believed: Sequence[Facts], author: Author) -> bool:
-        """True where servers that speak the request's dialect may need another body. `believed`: of each pool."""
+    def concerns(self, request: InferenceRequest, believed: Sequence[Facts], author: Author, written: bytes) -> bool:
+        """True where servers that speak the request's dialect may need another body. `believed`: of each pool;
+        `written`: the body as the caller has sent it."""
         operation, body = request.operation, request.body
         if operation not in FITTED:
             return False
-        if any(self._plan(operation, facts, author).concerns(body) for facts in believed):
+        if any(self._plan(operation, facts, author).concerns.holds(body, written) for facts in believed):
             return True
         plain = next((facts for facts in believed if not facts.custom_tools), None)
         return plain is not None and _may_be_custom(operation, body, plain)
@@ -99,6 +100,10 @@ class FittedBodies:
             target = self._plan(operation, server.facts, Author.GATEWAY).target
             if takes_responses(request.body, operation, target):
                 return chain(operation, frozenset({Operation.RESPONSES}))
+        if Operation.CHAT in server.spoken and operation in (Operation.MESSAGES, Operation.RESPONSES):
+            target = self._plan(operation, server.facts, Author.GATEWAY).target
+            if takes_chat(request.body, operation, target):
+                return chain(operation, frozenset({Operation.CHAT}))
         return chain(operation, server.spoken)
 
     def own(
@@ -116,7 +121,7 @@ class FittedBodies:
         if operation in FITTED:
             if _may_be_custom(operation, bodies.body, server.facts):
                 bodies.take_whole(as_functions)
-            if (rules := self._plan(operation, server.facts, author)).concerns(bodies.body):
+            if (rules := self._plan(operation, server.facts, author)).reads(bodies.body):
                 bodies.fit(rules)
         if not told.noted and not bodies.steps and _is_same(bodies.body, given):
             return None
@@ -150,13 +155,13 @@ class FittedBodies:
         return known
 
 
-def members_to_fit(operation: Operation, believed: Sequence[Facts], author: Author) -> frozenset[str]:
-    """Members that may require a changed body even for servers of the same dialect. `believed`: facts of each pool."""
-    if operation not in FITTED:
-        return frozenset()
-    found = frozenset[str]().union(*(plan(operation, facts, author).members for facts in believed))
+def signs_to_fit(operation: Operation, believed: Sequence[Facts], author: Author) -> Concerns:
+    """Signs of bodies that servers of the same dialect may need changed. `believed`: facts of each pool."""
+    found = Concerns()
+    for facts in believed if operation in FITTED else ():
+        found |= plan(operation, facts, author).concerns
     may_be_custom = operation is Operation.CHAT and not all(facts.custom_tools for facts in believed)
-    return found | {"tools"} if may_be_custom else found
+    return found | Concerns(frozenset({"tools"})) if may_be_custom else found
 
 
 def _with_own_state(given: Body, history: TurnHistory, told: Omissions) -> Body:

@@ -14,13 +14,14 @@ from functools import partial
 from time import monotonic
 
 from backends.facts.model_facts import Facts
+from backends.fitting.fit import Concerns
 from backends.fitting.target import Author
 from backends.interface import Operation
 from backends.translation.reply_translation import SHAPE_ERRORS
 from backends.translation.translation import UntranslatableError
 from backends.translation.turn_state.history import Recall, TurnHistory, unknown
 from backends.translation.turn_state.seals import MARK_BYTES
-from gateway.api.fitted_bodies import FittedBodies, Server, Steps, members_to_fit
+from gateway.api.fitted_bodies import FittedBodies, Server, Steps, signs_to_fit
 from gateway.api.inference_request import InferenceRequest, TranslatedBody
 from gateway.strict_json import encode
 from policies.routes.route import Route
@@ -70,10 +71,10 @@ class OperationFit:
     recall: Recall | None = None  # makers of signatures in answers relayed unchanged; None: disabled
     bodies: FittedBodies = field(default_factory=FittedBodies)
 
-    def is_plain(self, request: InferenceRequest, members: frozenset[str] | None, written: bytes) -> bool:
-        """True where every pool gets the body as it is. `members`: of the route (`fitted_members`); `written`: the body
-        as the caller has sent it."""
-        if members is None or self.lacking or not members.isdisjoint(request.body):
+    def is_plain(self, request: InferenceRequest, signs: Concerns | None, written: bytes) -> bool:
+        """True where every pool gets the body as it is. `signs`: of the route (`fitted_signs`); `written`: the body as
+        the caller has sent it."""
+        if signs is None or self.lacking or signs.holds(request.body, written):
             return False
         return not (request.has_turn_state or self.holds_state(request.operation, written))
 
@@ -84,13 +85,13 @@ class OperationFit:
         the caller has sent it."""
         has_state = request.has_turn_state or self.holds_state(request.operation, written)
         is_native = not self.lacking and all(request.operation in servers.native[pool] for pool in route.pools)
-        if is_native and not has_state and not self.concerns(request, route, servers):
+        if is_native and not has_state and not self.concerns(request, route, servers, written):
             return None
         return partial(self.fit, request, route, servers, has_state=has_state)
 
-    def concerns(self, request: InferenceRequest, route: Route, servers: Servers) -> bool:
+    def concerns(self, request: InferenceRequest, route: Route, servers: Servers, written: bytes) -> bool:
         """True where a pool that speaks the request's dialect may need another body."""
-        return self.bodies.concerns(request, [servers.facts(pool) for pool in route.pools], _author(route))
+        return self.bodies.concerns(request, [servers.facts(pool) for pool in route.pools], _author(route), written)
 
     def holds_state(self, operation: Operation, body: bytes) -> bool:
         """The history has state that a provider has tied to a turn, as far as the gateway knows its maker."""
@@ -189,12 +190,12 @@ def _counts(found: Mapping[str, float], caller: str) -> bool:
     return caller in recent or len(recent) >= WITNESSES
 
 
-def fitted_members(operation: Operation, route: Route, servers: Servers) -> frozenset[str] | None:
-    """Members of a body for which a pool of the route may need another one; None: some pool needs another in any case,
-    for it speaks another dialect."""
+def fitted_signs(operation: Operation, route: Route, servers: Servers) -> Concerns | None:
+    """Signs of a body that a pool of the route may need changed; None: some pool needs another one in any case, for it
+    speaks another dialect."""
     if any(operation not in servers.native[pool] for pool in route.pools):
         return None
-    return members_to_fit(operation, [servers.facts(pool) for pool in route.pools], _author(route))
+    return signs_to_fit(operation, [servers.facts(pool) for pool in route.pools], _author(route))
 
 
 def _author(route: Route) -> Author:

@@ -13,13 +13,14 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol
 
+from backends.fitting.fit import Concerns
 from backends.interface import Operation
 from backends.translation.reply_translation import RewrittenAnswer
 from gateway.admission.auth import ANYONE, Tenant
 from gateway.admission.route_table import RoutedName
 from gateway.api.api_error import ApiError
 from gateway.api.inference_request import InferenceRequest
-from gateway.api.operation_fit import NO_SERVERS, Servers, fitted_members
+from gateway.api.operation_fit import NO_SERVERS, Servers, fitted_signs
 from gateway.downstream.http_request import HttpRequest
 from gateway.observe.timeline import RequestTimeline
 from gateway.runtime import Runtime
@@ -111,14 +112,14 @@ class DoorPlan:
 
 @dataclass(frozen=True, slots=True)
 class RoutePlan:
-    """A route for requests of one operation. `fitted`: members for which a pool may need a changed body, where callers
+    """A route for requests of one operation. `fitted`: signs of bodies that a pool may need changed, where callers
     do not name the model; None: a pool always needs a changed body. `servers`: of all pools, for requests of the pools'
     own models."""
 
     runtime: Runtime
     route: Route
     operation: Operation
-    fitted: frozenset[str] | None = None
+    fitted: Concerns | None = None
     servers: Servers = NO_SERVERS
     read: tuple[Callable[[Ask], Awaitable[None]], ...] = ()
     fit: tuple[Callable[[Ask], None], ...] = ()
@@ -194,7 +195,7 @@ class Plans:
     def made(self, runtime: Runtime, route: Route, operation: Operation) -> RoutePlan:
         """Build a plan without caching: the Runtime may have another form of the route."""
         servers = runtime.servers()
-        bare = RoutePlan(runtime, route, operation, fitted_members(operation, route, servers), servers)
+        bare = RoutePlan(runtime, route, operation, fitted_signs(operation, route, servers), servers)
         return replace(bare, **_chains([part.on(bare) for part in self._parts]))
 
     def _follow(self, runtime: Runtime) -> None:

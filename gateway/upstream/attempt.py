@@ -408,11 +408,13 @@ class WireAttempt:
         prompt = self.fleet.view.prompt_tokens(self, self.attempt.candidate) if usage.prompt is None else usage.prompt
         price, written = self.upstream.price, usage.cache_write or 0
         cost = price.of(prompt, output, usage.cached or 0, written, usage.cache_write_1h or 0)
-        return Consumption(prompt + output, cost * self._speed_factor(price))
+        if price.speeds:  # of few models
+            cost *= self._speed_factor(price)
+        return Consumption(prompt + output, cost)
 
     def _speed_factor(self, price: Price) -> float:
         """By the speed told; of an answer that was cut before, by the speed asked for."""
-        if self.tap.facts.speed or self.answered or not price.speeds:
+        if self.tap.facts.speed or self.answered:
             return price.factor(self.tap.facts.speed)
         return price.factor(*asked_speeds(self.request.body))
 

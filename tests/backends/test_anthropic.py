@@ -166,6 +166,7 @@ def test_thinking_of_other_servers_is_left_out() -> None:
     ]
     text = {"type": "text", "text": "hi"}
     turns = [*MESSAGES, {"role": "assistant", "content": [*thoughts, text]}, *MESSAGES]
+    turns.append({"role": "assistant", "content": [thoughts[1]]})  # of which nothing is left
     body = json.loads(backend(prompt_caching=False).call(forward(body={"messages": turns})).body)
     assert body["messages"] == [
         *MESSAGES, {"role": "assistant", "content": [thoughts[0], thoughts[3], text]}, *MESSAGES,

@@ -8,7 +8,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.e2e.test_anthropic import ASKED, COMPLETION, MESSAGE, claude, sent, whole
+from tests.e2e.test_anthropic import ASKED, COMPLETION, MESSAGE, claude, sent, streamed, whole
 from tests.support.gateways import pool, running
 from tests.support.upstream import Upstream
 
@@ -79,3 +79,40 @@ async def test_a_signature_is_of_the_model_that_the_caller_named() -> None:
             await ask(gateway.url, "claude-haiku-5-5", *history)
             assert sent(api)["model"] == "claude-haiku-5-5"
             assert sent(api)["messages"][1]["content"] == [{"type": "text", "text": "so"}]
+
+
+DETAIL = {"type": "reasoning.encrypted", "data": "c2VjcmV0", "id": "rs_1", "format": "openai-responses-v1", "index": 0}
+
+
+def chunks(*choices: Any) -> Any:
+    heads = [{**COMPLETION, "object": "chat.completion.chunk", "choices": [each], "usage": None} for each in choices]
+    return streamed(*(f"data: {json.dumps(each)}\n\n".encode() for each in heads), b"data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_details_of_reasoning_in_a_chat_return_to_their_maker_alone(stream: bool) -> None:
+    """A chat server's own, in an answer that passes untouched."""
+    message = {"role": "assistant", "content": "so", "reasoning_details": [DETAIL]}
+    answered = whole({**COMPLETION, "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]})
+    if stream:
+        parts = {"reasoning_details": [DETAIL]}, {"content": "so"}
+        deltas = [{"index": 0, "delta": delta, "finish_reason": None} for delta in parts]
+        answered = chunks(*deltas, {"index": 0, "delta": {}, "finish_reason": "stop"})
+    body = {"stream": stream, "messages": ASKED}
+    async with Upstream(answered) as maker, Upstream(whole(COMPLETION)) as other:
+        pools = {"maker": pool(maker.url, model="m"), "other": pool(other.url, model="n")}
+        async with running(pools, {"a": {"tiers": ["maker"]}, "b": {"tiers": ["other"]}}) as gateway:
+            await say(gateway.url, {**body, "model": "a"})
+            body = {"stream": False, "messages": [*ASKED, message, *ASKED]}
+            await say(gateway.url, {**body, "model": "a"})
+            assert sent(maker)["messages"][1]["reasoning_details"] == [DETAIL]
+            headers = await say(gateway.url, {**body, "model": "b"})
+    assert "reasoning_details" not in sent(other)["messages"][1]
+    assert headers["x-firsttoken-left-out"] == "messages.reasoning_details"
+
+
+async def say(url: str, body: Any) -> Any:
+    """Headers of the answer to a chat caller."""
+    async with aiohttp.ClientSession() as session, session.post(f"{url}/v1/chat/completions", json=body) as answer:
+        await answer.read()
+        return answer.headers

@@ -211,6 +211,17 @@ async def test_a_speed_hint_is_left_out_and_told() -> None:
     assert (result.status, result.told) == (200, set(hints))
 
 
+async def test_hints_of_other_servers_are_left_out_and_told_and_an_effort_among_them_is_the_dialects() -> None:
+    """Members of OpenRouter and of vLLM, from a chat caller whose route has a Claude."""
+    hints: Json = {"provider": {"sort": "price"}, "transforms": [], "min_p": 0.1, "chat_template_kwargs": {}}
+    asked = {"messages": ASKED, "reasoning": {"effort": "high"}, **hints}
+    result = await exchange(CHAT, asked, claude("claude-opus-5"))
+    assert (result.status, result.told) == (200, {"provider", "min_p"})
+    assert result.got["output_config"] == {"effort": "high"}
+    result = await exchange(CHAT, {"messages": ASKED, "enable_thinking": False}, claude("claude-opus-4-6"))
+    assert (result.got["thinking"], result.told) == ({"type": "disabled"}, set())
+
+
 # ------------------------------------------------------------------- reasoning that a model wants back (4)
 
 
@@ -258,6 +269,16 @@ async def test_a_custom_tool_is_a_function_of_one_text_where_the_server_knows_no
     result = await exchange(RESPONSES, {"input": history, "tools": tools}, chat("deepseek", "deepseek-v4"))
     [called] = result.got["messages"][1]["tool_calls"]
     assert (called["type"], json.loads(called["function"]["arguments"])) == ("function", {"input": '*** Begin\n"x"'})
+
+
+async def test_a_custom_call_of_a_server_without_ids_has_an_id() -> None:
+    """The result names it."""
+    tools = [{"type": "custom", "custom": {"name": "run"}}]
+    made = {"type": "function", "function": {"name": "run", "arguments": '{"input": "x"}'}}
+    result = await exchange(CHAT, {"messages": ASKED, "tools": tools}, chat("compatible", "m", calls(made)))
+    [called] = result.body["choices"][0]["message"]["tool_calls"]
+    assert called["custom"] == {"name": "run", "input": "x"}
+    assert called["id"]
 
 
 NAMESPACE: Json = {
@@ -572,3 +593,26 @@ async def test_explain_makes_the_checks_of_a_request() -> None:
         lost = await explained(temperature=0)
         assert lost["left_out"] == {"a": ["temperature"]}
         assert not server.requests
+
+
+@pytest.mark.parametrize("more", [{}, {"store": True}])
+async def test_items_go_over_chat_where_a_template_wants_an_order_of_turns(more: Json) -> None:
+    """A server makes two turns of two items of one role. What the server stores stays in its dialect."""
+    item = {"type": "message", "role": "user", "content": "hi"}
+    pools = chat("vllm", "gemma-4-31b", RESPONSE if more else COMPLETION)
+    result = await exchange(RESPONSES, {"input": [item, item], **more}, pools)
+    [(path, body)] = result.sent[-1]
+    assert path == (RESPONSES if more else CHAT)
+    assert more or [turn["content"] for turn in body["messages"]] == ["hi\n\nhi"]
+
+
+async def test_results_beside_a_text_go_over_chat_where_a_template_wants_an_order_of_turns() -> None:
+    result_block = {"type": "tool_result", "tool_use_id": "c", "content": "r"}
+    turns = [
+        *ASKED,
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "f", "input": {}}]},
+        {"role": "user", "content": [result_block, {"type": "text", "text": "go on"}]},
+    ]
+    result = await exchange(MESSAGES, {"max_tokens": 9, "messages": turns}, chat("vllm", "gemma-4-31b"))
+    roles = [turn["role"] for turn in result.got["messages"]]
+    assert roles == ["user", "assistant", "tool", "assistant", "user"]

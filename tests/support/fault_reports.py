@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from random import Random
 from typing import Any
 
 import aiohttp
 
 from backends.interface import Operation
 from tests.programs.field.callers import PATHS, Reply, alone, field_of_apis, with_spare
+from tests.programs.field.dice import Dice
 from tests.programs.field.providers import Accounts, Exchange
 from tests.programs.field.rules import targets
 from tests.support.upstream import LAST_CHUNK, STREAM_HEAD, chunk, reply
@@ -47,7 +47,7 @@ class Caller:
     """Asks models by their names; its accounts remember the state that the fakes have made."""
 
     apis: Any
-    accounts: Accounts = field(default_factory=lambda: Accounts(Random(7)))
+    accounts: Accounts = field(default_factory=lambda: Accounts(Dice(7)))
 
     async def ask(
         self, model: str, operation: Operation, body: Mapping[str, Any], *, knows: bool = True, **headers: str

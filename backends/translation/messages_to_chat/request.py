@@ -123,6 +123,9 @@ def _effort(thinking: Mapping[str, Any], dropped: Omissions) -> str | None:
         return "none"
     if kind == "enabled":
         return next((effort for most, effort in _EFFORTS if thinking["budget_tokens"] <= most), "high")
+    if kind == "between_tools":
+        dropped.leave_out("thinking")
+        return "none"
     if kind != "adaptive":
         refuse("thinking", dropped)
     return None

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from hashlib import sha256
 from secrets import token_hex
 from typing import Any
 
 from backends.translation.translation import NO_CONTEXT, AnswerContext
 from backends.translation.turn_state.seals import id_of_call, sealed
 
+_LONGEST = 64  # characters
 PLAIN = re.compile(r"[a-zA-Z0-9_-]{1,64}")  # accepted by every server without an id format of its own
 
 
@@ -24,9 +26,13 @@ def made_id(prefix: str = "call_") -> str:
 
 
 def plain_id(call_id: Any) -> str:
-    """A server's call id in characters that every server accepts, the same for a call and its result."""
+    """A server's call id in characters that every server accepts, the same for a call and its result. A long id ends
+    with a hash: ids that differ at their ends stay apart."""
     text = str(call_id)
-    return text if PLAIN.fullmatch(text) else re.sub(r"[^a-zA-Z0-9_-]", "_", text)[:64] or "call_"
+    if PLAIN.fullmatch(text):
+        return text
+    plain = re.sub(r"[^a-zA-Z0-9_-]", "_", text) or "call_"
+    return plain if len(plain) <= _LONGEST else f"{plain[: _LONGEST - 17]}_{sha256(text.encode()).hexdigest()[:16]}"
 
 
 class CallIds:

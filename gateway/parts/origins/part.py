@@ -1,5 +1,7 @@
 """Remembers makers of signatures in answers relayed unchanged: a session that changes models drops foreign signatures.
 
+Signatures and ciphers are those of thinking in Messages, and of `reasoning_details` in chat completions.
+
 - Answers are not modified. The maker is stored by a digest of each signature: no text, no key.
 - At most MOST digests per process; beyond, the oldest digest of the caller with most is dropped. An unknown signature
   stays in the request, and the server decides.
@@ -17,10 +19,11 @@ from gateway.upstream.race import Race
 from gateway.wiring import Core
 
 MOST = 100_000  # signatures; 300 bytes each
+_SIGNED = (Operation.MESSAGES, Operation.CHAT)
 
 
 class Origins(Part):
-    """Of the Messages that servers of the dialect have answered."""
+    """Of answers by servers of the caller's dialect."""
 
     def __init__(self, core: Core) -> None:
         self._operations = core.dispatcher.operations
@@ -30,8 +33,8 @@ class Origins(Part):
         self._most = 0  # most digests of any caller
 
     def on(self, plan: RoutePlan) -> Hooks:
-        speaks = any(Operation.MESSAGES in plan.runtime.operations[pool] for pool in plan.route.pools)
-        return Hooks(ended=self.ended) if plan.operation is Operation.MESSAGES and speaks else NO_HOOKS
+        speaks = any(plan.operation in plan.runtime.operations[pool] for pool in plan.route.pools)
+        return Hooks(ended=self.ended) if plan.operation in _SIGNED and speaks else NO_HOOKS
 
     def ended(self, ask: Ask, race: Race) -> None:
         """Remember the signatures of the answer."""

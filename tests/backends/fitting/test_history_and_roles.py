@@ -163,7 +163,7 @@ def test_thinking_among_the_parts_of_a_turn_is_left_out_where_no_server_reads_it
     assert fitted(facts_of("mistral", "m"), CHAT, {"messages": [ASKED, turn, ASKED]}, author)[1] == []
     alone = {"role": "assistant", "content": [thought]}
     found = messages(facts_of("dashscope", "qwen3.8-max"), ASKED, alone, {**alone, "tool_calls": [CALL]}, RESULT)
-    assert [each["content"] for each in found[1:3]] == ["", None]
+    assert [found[1]["content"], found[1]["tool_calls"]] == [None, [CALL]]  # nothing was left of the turn before
 
 
 def test_a_refusal_is_the_text_where_there_is_no_other_and_the_server_has_no_such_member() -> None:

@@ -14,7 +14,7 @@ from backends.fitting.names import fitted as fitted_name
 from backends.fitting.target import Author
 from backends.translation.omissions import Omissions
 from backends.translation.translation import UntranslatableError
-from tests.backends.fitting.bodies import CHAT, FUNCTION, MESSAGES, RESPONSES, Json, fitted, whole
+from tests.backends.fitting.bodies import ASKED, CHAT, FUNCTION, MESSAGES, RESPONSES, Json, fitted, whole
 
 LONG = "mcp__server__" + "x" * 70
 OPENAI = facts_of("openai", "gpt-4.1")
@@ -58,9 +58,10 @@ def test_ids_that_do_not_fit_are_alike_in_call_and_result(kind: str, model: str)
     calls = [{"id": each, "type": "function", "function": {"name": "f", "arguments": "{}"}} for each in ids]
     results = [{"role": "tool", "tool_call_id": each, "content": "1"} for each in ids]
     facts = facts_of(kind, model)
-    turns = fitted(facts, CHAT, {"messages": [{"role": "assistant", "tool_calls": calls}, *results]})[0]["messages"]
-    sent = [call["id"] for call in turns[0]["tool_calls"]]
-    assert sent == [turn["tool_call_id"] for turn in turns[1:]]
+    asked = [ASKED, {"role": "assistant", "tool_calls": calls}, *results]
+    turns = fitted(facts, CHAT, {"messages": asked})[0]["messages"]
+    sent = [call["id"] for call in turns[1]["tool_calls"]]
+    assert sent == [turn["tool_call_id"] for turn in turns[2:]]
     assert len(set(sent)) == 2
     assert sent == [fitted_name(each, facts.call_id) for each in ids]
     assert sent != ids

@@ -392,7 +392,26 @@ MENDS: dict[str, tuple[Any, dict[str, Any], str]] = {  # error, body, the lesson
                 "Invalid 'input[2].content': array too long. Expected an array with maximum length 0.",
                 "reasoning: refused",
             ),
-            ("turns", "Conversation roles must alternate user/assistant/user/assistant/...", "system: one"),
+            (
+                "turns",
+                "Conversation roles must alternate user/assistant/...",
+                "system: one, fitted to accepts.alternation: yes",
+            ),
+            ("a user after results", "Unexpected role 'user' after role 'tool'", "user_after_results: no"),
+            ("the first turn", 'messages: first message must use the "user" role', "user_first: yes"),
+            (
+                "empty turns",
+                "Assistant message must have either content or tool_calls, but not none.",
+                "empty_turns: no",
+            ),
+            (
+                "broken arguments",
+                "invalid params, tool call arguments are not valid json (2013)",
+                "json_arguments: yes",
+            ),
+            ("stops", "stop_sequences: each stop sequence must contain non-whitespace", "blank_stops: no"),
+            ("no tools", "[] is too short - 'tools'", "empty_tools: no"),
+            ("encrypted reasoning", "Encrypted content is not supported with this model.", "reasoning_items: no"),
             ("roles", 'Unexpected role "system". Allowed roles are "user" or "assistant".', "system: first"),
         )
     },

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends.interface import FailureKind, Usage
-from backends.stream.native_taps import MOST_SIGNED, MessagesBodyTap, MessagesTap
+from backends.stream.native_taps import MessagesBodyTap, MessagesTap
+from backends.stream.signatures import MOST_SIGNED
 from tests.support.dialect_strategies import answers, message_events, named_sse
 
 

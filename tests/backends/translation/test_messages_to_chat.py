@@ -35,7 +35,7 @@ def said(*blocks: Json, role: str = "user") -> list[Json]:
         ({"user_profile_id": "u"}, "user_profile_id"),
         ({"invented": 1}, "invented"),
         ({"output_config": {"task_budget": {}}}, "output_config.task_budget"),
-        ({"thinking": {"type": "between_tools"}}, "thinking"),
+        ({"thinking": {"type": "invented"}}, "thinking"),
         ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.web_search_20250305"),
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools.bash_20250124"),

@@ -12,7 +12,7 @@ from backends.interface import Operation
 from backends.translation.turn_state.seals import sealed
 from gateway.api.api_error import ApiError
 from gateway.api.inference_request import InferenceRequest, parse
-from gateway.api.operation_fit import OperationFit, Servers, fitted_members
+from gateway.api.operation_fit import OperationFit, Servers, fitted_signs
 from gateway.config.models import Config
 from gateway.core.hooks import Plans
 from gateway.runtime import build_runtime
@@ -85,6 +85,8 @@ MEMBERS: tuple[dict[str, Any], ...] = (
     {"reasoning_effort": "high"},
     {"metadata": {"user_id": "a"}},
     {"messages": [HELLO, {"role": "assistant", "content": [THOUGHT]}, HELLO]},
+    {"messages": [{"role": "developer", "content": "brief"}, HELLO]},
+    {"messages": [{"role": "user", "content": [{"type": "document", "source": {"type": "text", "data": "a"}}]}]},
     {"messages": [HELLO, {"role": "tool", "tool_call_id": sealed("0" * 12, {"id": "c"}), "content": "r"}]},
 )
 
@@ -116,11 +118,12 @@ def test_a_small_request_to_local_servers_is_plain(name: str) -> None:
     raw = json.dumps({"model": name, "messages": [HELLO], "stream": True, "max_tokens": 8}).encode()
     request = parse(Operation.CHAT, raw, {}, 0.0, "r")
     assert fit.is_plain(request, plan.fitted, raw)
+    assert not fit.is_plain(request, plan.fitted, raw.replace(b'"user"', b'"developer"'))
     fit.lacking[name, Operation.CHAT] = {}
     assert not fit.is_plain(request, plan.fitted, raw)
 
 
 def test_a_route_with_a_pool_of_another_dialect_has_no_plain_request() -> None:
     servers = Servers({"small": frozenset({Operation.MESSAGES})}, lambda _: Facts())
-    assert fitted_members(Operation.CHAT, ROUTE, servers) is None
-    assert fitted_members(Operation.MESSAGES, ROUTE, servers) is not None
+    assert fitted_signs(Operation.CHAT, ROUTE, servers) is None
+    assert fitted_signs(Operation.MESSAGES, ROUTE, servers) is not None

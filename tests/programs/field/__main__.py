@@ -1,12 +1,12 @@
 """The transcript bench of the field.
 
     python -m tests.programs.field [--conversations N] [--sessions N] [--seed N] [--apis NAMES] [--write]
-        [--alone | --further] [--without-facts] [--callers N]
+        [--alone | --further] [--without-facts] [--callers N] [--plain]
 
-Generates conversations of ten clients, sends them through a gateway to fakes of every API, which verify each request
+Generates conversations of eleven clients, sends them through a gateway to fakes of every API, which verify each request
 and refuse in the API's words, and prints what was refused, altered or lost. `--apis`: separated by commas; `--write`:
-the page benchmarks/field.md. `--without-facts`: the gateway believes nothing of models and APIs, and the page has the
-requests of a pool that were lost before a lesson held.
+the page benchmarks/field.md; `--plain`: without what few clients send. `--without-facts`: the gateway believes nothing
+of models and APIs, and the page has the requests of a pool that were lost before a lesson held.
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ def main() -> int:
     routes.add_argument("--further", dest="route", action="store_const", const="further", help="with one that answers")
     parser.add_argument("--without-facts", action="store_true", help="empty tables, so that only lessons mend")
     parser.add_argument("--callers", type=int, default=1, choices=(1, 2), help="that take turns")
+    parser.add_argument("--plain", action="store_true", help="without what few clients send")
     parser.add_argument("--write", action="store_true")
     args = parser.parse_args()
     begun = monotonic()
     jobs = 1 if args.without_facts else args.jobs  # each gateway learns for itself
     whole = args.conversations, args.sessions, args.steps, args.seed, args.apis, jobs
-    plan = Plan(*whole, args.route or "spare", args.without_facts, args.callers)
+    plan = Plan(*whole, args.route or "spare", args.without_facts, args.callers, not args.plain)
     text = page(plan, carry_out(plan), args.rows)
     print(text)
     print(f"{monotonic() - begun:.0f} s", file=sys.stderr)

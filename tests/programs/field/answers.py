@@ -6,8 +6,9 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from random import Random
 from typing import Any
+
+from tests.programs.field.dice import Dice
 
 MARK = re.compile(r"zq[0-9a-f]{12}")  # of a turn: in its text and in the arguments of its calls
 _ALNUM = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
@@ -55,10 +56,12 @@ class Asked:
     thinks: bool = False
 
 
-def new_turn(asked: Asked, ids: str, random: Random) -> Turn:
+def new_turn(asked: Asked, ids: str, random: Dice) -> Turn:
     """`ids`: the way in which the API makes the ids of calls."""
     mark = f"zq{random.getrandbits(48):012x}"
     thought = f"I consider {mark} carefully." if asked.thinks else ""
+    if thought and asked.forced is None and random.rarely(0.02):
+        return Turn(mark, "", thought, (), "length")  # all of the limit went into thinking
     calls_any = asked.forced is not None or (bool(asked.tools) and asked.schema is None and random.random() < 0.6)
     if calls_any and asked.tools:
         known = [tool for tool in asked.tools if tool.name == asked.forced] or list(asked.tools)
@@ -72,12 +75,12 @@ def new_turn(asked: Asked, ids: str, random: Random) -> Turn:
     return Turn(mark, text, thought, (), "length" if random.random() < 0.05 else "stop")
 
 
-def _call(tool: Offered, mark: str, ids: str, place: int, random: Random) -> Call:
+def _call(tool: Offered, mark: str, ids: str, place: int, random: Dice) -> Call:
     text = f"*** Begin Patch\n+{mark}\n*** End Patch" if tool.custom else json.dumps(_arguments(tool.schema, mark))
     return Call(new_id(ids, tool.name, place, random), tool.name, text, tool.custom, tool.namespace)
 
 
-def new_id(style: str, name: str, place: int, random: Random) -> str:
+def new_id(style: str, name: str, place: int, random: Dice) -> str:
     if style == "nine":
         return "".join(random.choice(_ALNUM) for _ in range(9))
     if style == "hex9":
@@ -90,8 +93,8 @@ def new_id(style: str, name: str, place: int, random: Random) -> str:
 
 
 def _arguments(schema: Mapping[str, Any], mark: str) -> Any:
-    found = _value(schema, mark)
-    return found if isinstance(found, dict) and MARK.search(json.dumps(found)) else {**(found or {}), "note": mark}
+    found = {name: _value(inner, mark) for name, inner in (schema.get("properties") or {}).items()}
+    return found if MARK.search(json.dumps(found)) else {**found, "note": mark}
 
 
 def _value(schema: Mapping[str, Any], mark: str) -> Any:

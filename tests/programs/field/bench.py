@@ -8,21 +8,23 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from random import Random
 from typing import Any
 
 from tests.programs.field.caller_checks import check, read
 from tests.programs.field.callers import Field, Reply, alone, field_of_apis, with_spare
-from tests.programs.field.clients import Client, new_client
+from tests.programs.field.clients import Client
+from tests.programs.field.dice import Dice, dice
 from tests.programs.field.providers import Accounts, Exchange
 from tests.programs.field.rules import Target, Violation, by_api, targets
+from tests.programs.field.shapes import new_client
 
 _EXAMPLE = 400  # characters
 REFUSED = "refused"  # by the API, for what the gateway wrote or could have left out
 TRANSLATED = "refused, translated"  # of these, in another dialect than the caller's
 MENDED = "refused, then mended"  # asked again by the gateway, and answered
 MEANS = "meaning"  # refused by the API for what cannot be left out
-NAMED = "refused by name"  # by the gateway
+NAMED = "refused by name"  # for what the route lacks, by the gateway or the one API that is asked
+HELD = "held back"  # by the gateway, though the API takes it
 ANSWER = "answer"  # differs from what the model said
 LOST = "state lost"  # its maker would have accepted it
 
@@ -47,6 +49,9 @@ class Results:
         if len(example) < len(self.examples.get(key, example + " ")):
             self.examples[key] = example
 
+    def total(self, form: str) -> int:
+        return sum(count for (_, of, _), count in self.counts.items() if of == form)
+
     def add(self, other: Results) -> None:
         """The results of another share of the same run."""
         self.counts += other.counts
@@ -64,7 +69,7 @@ class Conversation:
 
     seed: int
     client: Client
-    random: Random
+    random: Dice
     results: Results
     apis: Field
     route: Callable[[Target], str]
@@ -96,7 +101,10 @@ class Conversation:
         client = self.client
         route = alone(target)
         reply = await self.apis.send(route, client.operation, client.body(), client.headers, self.caller)
-        self._note(target, NAMED, f"{reply.status} {_message(reply.data.decode('utf-8', 'replace'))}"[:120], "")
+        if reply.status == 200:
+            self._note(target, HELD, "from a route with several pools", "")
+        else:
+            self._note(target, NAMED, f"{reply.status} {_message(reply.data.decode('utf-8', 'replace'))}"[:120], "")
 
     async def _send(self, target: Target, *, lenient: bool) -> Reply:
         self.accounts.lenient, self.accounts.exchanges = lenient, []
@@ -182,17 +190,19 @@ async def run(
     apis: tuple[str, ...] = (),
     route: Callable[[Target], str] = with_spare,
     callers: int = 1,
+    odd: bool = True,
 ) -> Results:
-    """Every conversation against every API; a third of the steps is answered by any other. `callers`: take turns."""
+    """Every conversation against every API; a third of the steps is answered by any other. `callers`: take turns;
+    `odd`: some send what few clients do."""
     results = Results()
     async with field_of_apis() as field_:
         for seed in seeds:
             for api, models in by_api().items():
                 if apis and api not in apis:
                     continue
-                random = Random(seed * 1009 + sum(map(ord, api)))
+                random = dice(seed * 1009 + sum(map(ord, api)), odd=odd)
                 conversation = Conversation(
-                    seed, new_client(seed), random, results, field_, route, seed // 11 % callers
+                    seed, new_client(seed, odd=odd), random, results, field_, route, seed // 11 % callers
                 )
                 await _converse(conversation, models[seed % len(models)], steps, apis)
     return results
@@ -207,15 +217,15 @@ async def _converse(conversation: Conversation, own: Target, steps: int, apis: t
 
 
 async def sessions(seeds: range, steps: int, *, route: Callable[[Target], str] = with_spare) -> tuple[Results, int]:
-    """Sessions that change the model at random steps; the steps that were not answered."""
+    """Sessions that change the model at random steps; the steps that were neither answered nor refused by name."""
     results, unanswered = Results(), 0
     async with field_of_apis() as field_:
         for seed in seeds:
-            random = Random(seed)
+            random = dice(seed, odd=True)
             conversation = Conversation(seed, new_client(seed), random, results, field_, route)
             target = random.choice(targets())
             for step in range(steps):
                 if random.random() < 0.2:
                     target = random.choice(targets())
                 unanswered += not await conversation.step(target, step)
-    return results, unanswered
+    return results, unanswered - results.total(NAMED)

@@ -35,6 +35,7 @@ def verify_chat(target: Target, body: Body) -> list[Violation]:
         *_format(target, body, thinking),
         *_roles(target, body["messages"]),
         *_order(target, body["messages"]),
+        *alternation(target, body["messages"]),
         *(violation for at, each in enumerate(body["messages"]) for violation in _message(target, each, at)),
         *_calls(target, body["messages"]),
     ]
@@ -49,6 +50,7 @@ def _limits(target: Target, body: Body) -> Iterator[Violation]:
         yield Violation("member max_tokens", "max_tokens", message, "unsupported_parameter")
     if body.get("max_tokens") is not None and body.get("max_completion_tokens") is not None:
         yield Violation("both limits", "max_tokens", "max_tokens and max_completion_tokens cannot both be set")
+    yield from shared.longest_output(target, body, ("max_tokens", "max_completion_tokens"))
     if target.rule("n") == 1 and body.get("n") not in (None, 1):
         yield Violation("n above 1", "n", "'n' : number must be at most 1", None, is_meaning("n"))
     if body.get("stream_options") is not None and not body.get("stream"):
@@ -69,7 +71,7 @@ def _switch(target: Target, body: Body) -> Iterator[Violation]:
 
 def _tools(target: Target, body: Body, thinking: bool) -> Iterator[Violation]:
     tools, choice = body.get("tools"), body.get("tool_choice")
-    if tools is not None and not tools:
+    if tools is not None and not tools and target.rule("empty_tools") != "taken":
         yield Violation("empty tools", "tools", "[] is too short - 'tools'")
     if not tools:
         for name in ("tool_choice", "parallel_tool_calls"):
@@ -142,6 +144,8 @@ def _format(target: Target, body: Body, thinking: bool) -> Iterator[Violation]:
     if target.rule("json_while_thinking") == "refused" and thinking:
         message = "'response_format' json mode is not supported when enable_thinking is true"
         yield Violation("response_format while thinking", "response_format", message)
+    if given["type"] == "json_object" and target.rule("json_object") == "refused":
+        yield Violation("json_object", "response_format", "Not documented", None, is_meaning("json_object"))
     if given["type"] == "json_schema":
         if target.rule("json_schema") == "refused":
             message = "This response_format type is unavailable now"
@@ -181,17 +185,33 @@ def _order(target: Target, messages: Sequence[Mapping[str, Any]]) -> Iterator[Vi
     lasts = target.rule("last_roles")
     if lasts and last not in lasts and not messages[-1].get("prefix"):
         yield Violation(f"last message of the {last}", "messages", f"Expected last role User or Tool, but got {last}")
-    if target.rule("alternation"):
-        spoken = [each["role"] for each in messages if each["role"] in ("user", "assistant")]
-        spoken = ["user" if r == "tool" else r for r in spoken]
-        flat = [each["role"] for each in messages if each["role"] not in ("system", "developer")]
-        doubled = any(a == b and a in ("user", "assistant") for a, b in itertools.pairwise(flat))
-        begins = bool(spoken) and spoken[0] == "assistant"
-        middle = any(each["role"] in ("system", "developer") for each in messages[1:])
-        if doubled or begins or middle:
-            message = "Conversation roles must alternate user/assistant/user/assistant/..."
-            kind = "system in the middle" if middle else "two turns of one role"
-            yield Violation(kind, "messages", message)
+    for at, (before, each) in enumerate(itertools.pairwise(messages)):
+        after = target.rule("after_tool")
+        if after and before.get("role") == "tool" and each.get("role") not in after:
+            yield Violation(
+                "turn after a result", f"messages[{at + 1}]", f"Unexpected role '{each['role']}' after role 'tool'"
+            )
+
+
+def alternation(target: Target, messages: Sequence[Mapping[str, Any]]) -> Iterator[Violation]:
+    """`with tools`: a template that counts results as the user's; `without tools`: neither results nor calls count.
+    Results of one turn count once."""
+    rule = target.rule("alternation")
+    roles = [each["role"] for each in messages[1:]] if rule else []
+    if "system" in roles or "developer" in roles:
+        yield Violation("system in the middle", "messages", "System message must be at the beginning.")
+        return
+    if rule == "with tools":
+        flat = ["user" if each["role"] == "tool" else each["role"] for each in messages]
+        flat = [
+            role for at, role in enumerate(flat) if not at or messages[at]["role"] != "tool" or flat[at - 1] != role
+        ]
+    else:
+        flat = [each["role"] for each in messages if each["role"] != "tool" and not each.get("tool_calls")]
+    spoken = [role for role in flat if role in ("user", "assistant")] if rule else []
+    if any(role != ("assistant" if at % 2 else "user") for at, role in enumerate(spoken)):
+        message = "Conversation roles must alternate user/assistant/user/assistant/..."
+        yield Violation("two turns of one role", "messages", message)
 
 
 def _message(target: Target, message: Mapping[str, Any], at: int) -> Iterator[Violation]:
@@ -211,7 +231,13 @@ def _message(target: Target, message: Mapping[str, Any], at: int) -> Iterator[Vi
             path = f"messages[{at}].tool_calls[0].extra_content"
             yield Violation("messages.tool_calls.extra_content", path, f"property '{path}' is unsupported")
     content = message.get("content")
-    if message.get("role") == "assistant" and not content and not message.get("tool_calls") and target.api != "openai":
+    if (
+        message.get("role") == "assistant"
+        and not content
+        and not message.get("tool_calls")
+        and target.rule("empty_turns") != "taken"
+        and not (content == "" and target.rule("empty_turns") == "text")
+    ):
         yield Violation("empty assistant turn", f"messages[{at}]", "Assistant message must have content or tool_calls")
     if isinstance(content, list):
         yield from _parts(target, content, message.get("role"), at)
@@ -232,8 +258,13 @@ def _parts(target: Target, parts: Sequence[Any], role: Any, at: int) -> Iterator
         kind, path = part.get("type"), f"messages[{at}].content[{number}]"
         if known is not None and kind not in (*known, *allowed):
             yield Violation(f"content part {kind}", path, f"Invalid value: '{kind}'.", None, kind == "file")
+        extra = sorted(part.keys() - {"type", kind}) if target.rule("part_members") else []
+        if extra:
+            yield Violation(f"messages.content.{extra[0]}", f"{path}.{extra[0]}", f"property '{path}' is unsupported")
         if kind == "text" and part.get("text") == "":
             yield Violation("empty text part", path, "text content blocks must be non-empty")
+        if kind == "file" and target.rule("files") == "refused":
+            yield Violation("content part file", path, "Unknown part type: file", None, True)
         if kind != "image_url":
             continue
         if role in ("tool", "system"):

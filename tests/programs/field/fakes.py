@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from random import Random
 from typing import Any
 
 from tests.programs.field import (
@@ -16,6 +15,7 @@ from tests.programs.field import (
     responses_rules,
 )
 from tests.programs.field.answers import Asked, Offered, Turn, new_turn
+from tests.programs.field.dice import Dice
 from tests.programs.field.rules import Target, Violation
 from tests.programs.field.shared_rules import Body
 from tests.programs.field.state import Ledger, verify_state
@@ -33,7 +33,7 @@ class Fake:
     """A model at an API, in one conversation. Violations do not end it: later rules would stay unseen."""
 
     target: Target
-    random: Random
+    random: Dice
     ledger: Ledger = field(default_factory=Ledger)
 
     def verify(self, dialect: str, body: Body) -> list[Violation]:

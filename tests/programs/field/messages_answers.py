@@ -28,12 +28,24 @@ def blocks_of(target: Target, body: Body, turn: Turn, ledger: Ledger) -> list[di
             blocks.append({"type": "redacted_thinking", "data": data})
     elif turn.thought:
         blocks.append({"type": "thinking", "thinking": turn.thought, "signature": turn.mark[2:].rjust(32, "0")})
+    if any(str(tool.get("type")).startswith("web_search") for tool in body.get("tools") or ()):
+        blocks += _search(turn)
     if turn.text:
         blocks.append({"type": "text", "text": turn.text})
     blocks += [
         {"type": "tool_use", "id": call.id, "name": call.name, "input": json.loads(call.text)} for call in turn.calls
     ]
     return blocks
+
+
+def _search(turn: Turn) -> list[dict[str, Any]]:
+    """A search that the API has run."""
+    identity = f"srvtoolu_{turn.mark}"
+    found = {"type": "web_search_result", "url": "https://field.test", "title": "Field", "encrypted_content": "Eq"}
+    return [
+        {"type": "server_tool_use", "id": identity, "name": "web_search", "input": {"query": "weather"}},
+        {"type": "web_search_tool_result", "tool_use_id": identity, "content": [found]},
+    ]
 
 
 def _head(target: Target, turn: Turn) -> dict[str, Any]:

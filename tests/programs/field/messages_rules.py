@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tests.programs.field import shared_rules as shared
+from tests.programs.field.chat_rules import alternation
 from tests.programs.field.rules import Target, Violation
 from tests.programs.field.schema_rules import verify_schema
 from tests.programs.field.shared_rules import Body
@@ -36,7 +37,7 @@ def verify_messages(target: Target, body: Body) -> list[Violation]:
     thinking = thinking_of(target, body)
     found = [*_messages(target, body["messages"]), *_pairs(target, body["messages"]), *_blocks(target, body)]
     if target.api != "anthropic":
-        return found
+        return [*found, *alternation(target, [*_as_chat(body)])]
     if type(body.get("max_tokens")) is not int:
         found.append(Violation("no max_tokens", "max_tokens", "max_tokens: Field required"))
     return [
@@ -47,7 +48,19 @@ def verify_messages(target: Target, body: Body) -> list[Violation]:
         *_tools(target, body, thinking),
         *_structured(target, body),
         *_prefill(target, body),
+        *shared.stops(target, body.get("stop_sequences"), "stop_sequences"),
+        *shared.longest_output(target, body, ("max_tokens",)),
     ]
+
+
+def _as_chat(body: Body) -> Iterator[Mapping[str, Any]]:
+    """Roles of the chat that a server of engines makes of it."""
+    for turn in body["messages"]:
+        kinds = {block.get("type") for block in _listed(turn.get("content"))}
+        if "tool_result" in kinds:
+            yield {"role": "tool"}
+        if kinds - {"tool_result"}:
+            yield {"role": turn["role"], "tool_calls": ["..."] * ("tool_use" in kinds)}
 
 
 def _thinking(target: Target, body: Body, thinking: bool) -> Iterator[Violation]:
@@ -72,7 +85,11 @@ def _thinking(target: Target, body: Body, thinking: bool) -> Iterator[Violation]
         yield Violation("member of effort", "output_config.effort", "This model does not support the effort parameter.")
     else:
         yield from shared.efforts(target, "messages", effort, "output_config.effort")
-    if kind == "disabled" and target.rule("off_efforts") and effort not in (None, *target.rule("off_efforts")):
+    if (
+        kind in ("disabled", "between_tools")
+        and target.rule("off_efforts")
+        and effort not in (None, *target.rule("off_efforts"))
+    ):
         message = f"output_config.effort '{effort}' is not supported when thinking is disabled on this model."
         yield Violation("effort beside disabled thinking", "output_config.effort", message)
     if thinking and target.rule("sampling") == "one":
@@ -93,9 +110,8 @@ def _tools(target: Target, body: Body, thinking: bool) -> Iterator[Violation]:
     yield from shared.names(target, [t["name"] for t in tools if "name" in t], "tools.0.custom.name")
     for number, tool in enumerate(tools):
         if tool.get("type", "custom") == "custom":
-            yield from _once(
-                verify_schema("anthropic", tool.get("input_schema"), f"tools.{number}.custom.input_schema")
-            )
+            at, strict = f"tools.{number}.custom.input_schema", tool.get("strict") is True
+            yield from _once(verify_schema("anthropic", tool.get("input_schema"), at, answer=strict))
             known = {"type", "name", "description", "input_schema", "strict", "cache_control", "defer_loading"}
             known |= {"eager_input_streaming", "allowed_callers", "input_examples"}
             for name in sorted(tool.keys() - known):
@@ -189,7 +205,7 @@ def _blocks(target: Target, body: Body) -> Iterator[Violation]:
 def _block(target: Target, block: Mapping[str, Any], at: str) -> Iterator[Violation]:
     kind = str(block.get("type"))
     known = _BLOCKS.get(kind)
-    if known is None:
+    if known is None or kind not in (target.rule("blocks") or _BLOCKS):
         yield Violation(
             f"block {kind}", at, f"{at}: Input tag '{kind}' found using 'type' does not match any of the expected tags"
         )
@@ -200,7 +216,7 @@ def _block(target: Target, block: Mapping[str, Any], at: str) -> Iterator[Violat
             f"{at}.{kind}.{name}",
             f"{at}.{kind}.{name}: Extra inputs are not permitted",
         )
-    if kind == "text" and not str(block.get("text") or "").strip():
+    if target.api == "anthropic" and kind == "text" and not str(block.get("text") or "").strip():
         yield Violation("empty text block", at, f"{at}: text content blocks must be non-empty")
     if kind == "tool_use" and not isinstance(block.get("input"), dict):
         yield Violation("input that is no object", at, f"{at}.tool_use.input: Input should be a valid dictionary")

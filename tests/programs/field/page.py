@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from datetime import UTC, datetime
 
-from tests.programs.field.bench import ANSWER, LOST, MEANS, MENDED, NAMED, REFUSED, TRANSLATED, Results
+from tests.programs.field.bench import ANSWER, HELD, LOST, MEANS, MENDED, NAMED, REFUSED, TRANSLATED, Results
 from tests.programs.field.shares import Found, Plan
 
 _CLASSES = {
     REFUSED: "the API refused what the gateway wrote or could have left out",
     LOST: "state that its maker would have accepted did not come back",
-    NAMED: "the gateway refused before it asked",
+    NAMED: "the route lacks what is meant",
+    HELD: "the gateway refused what the API takes",
     ANSWER: "the answer differs from what the model said",
     MENDED: "the API refused, the gateway mended and asked again",
     MEANS: "the API refused what no gateway can leave out",
@@ -23,10 +24,10 @@ def page(plan: Plan, carried: Found, rows: int) -> str:
     found, long, conversations = carried.short, carried.long, plan.conversations
     command = f"python -m tests.programs.field --conversations {conversations} --sessions {plan.sessions}"
     command += f" --{plan.route}" * (plan.route != "spare")
+    command += " --plain" * (not plan.odd)
     command += f" --without-facts --callers {plan.callers}" * plan.without_facts
     asked, steps = sum(found.requests.values()), sum(long.requests.values())
     refused = sum(count for (_, form), count in long.classes.items() if form == REFUSED)
-    lost = sum(count for (_, form, _), count in long.counts.items() if form == LOST)
     lines = [
         "# The field",
         f"Written by `{command}`, {datetime.now(UTC):%Y-%m-%d}: {conversations} conversations before "
@@ -35,8 +36,8 @@ def page(plan: Plan, carried: Found, rows: int) -> str:
         f"{len(found.broken)} of {conversations * len(found.requests)}.",
         _summary(found),
         *([f"## Lost before a lesson held\n\n{_lost(found)}"] if plan.without_facts else []),
-        f"Sessions with changes of the model: {refused} of {steps} steps refused, {carried.unanswered} without "
-        f"an answer, {lost} blocks lost.",
+        f"Sessions with changes of the model: {refused} of {steps} steps refused, {long.total(NAMED)} refused by "
+        f"name of what the route lacks, {carried.unanswered} others without an answer, {long.total(LOST)} blocks lost.",
         *(f"## {form.capitalize()}: {words}\n\n{_kinds(found, form, rows)}" for form, words in _CLASSES.items()),
         f"## Sessions\n\n{_kinds(long, None, 60)}",
     ]

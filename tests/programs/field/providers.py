@@ -11,12 +11,12 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache
-from random import Random
 from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit
 
 from tests.programs.field.answers import Turn
+from tests.programs.field.dice import Dice
 from tests.programs.field.fakes import Fake
 from tests.programs.field.refusals import refusal
 from tests.programs.field.rules import Target, Violation, targets
@@ -48,7 +48,7 @@ class Accounts:
     """Accounts of one conversation, one at each API. `lenient`: what breaks a rule is answered all the same, so that
     the conversation goes on and later rules are seen."""
 
-    random: Random
+    random: Dice
     lenient: bool = False
     exchanges: list[Exchange] = field(default_factory=list)
     fakes: dict[str, Fake] = field(default_factory=dict)
@@ -75,7 +75,7 @@ class Providers:
     """An async context manager. `accounts`: of the conversation that is under way."""
 
     def __init__(self) -> None:
-        self.accounts = Accounts(Random(0))
+        self.accounts = Accounts(Dice(0))
         self._hosts: dict[str, list[Target]] = {}
         for target in targets():
             self._hosts.setdefault(authority(target), []).append(target)
@@ -174,4 +174,5 @@ class _Tunnel(asyncio.Protocol):
             return
         status, media, answer = self._serve(self._host, method, path, body)
         head = f"HTTP/1.1 {status} X\r\ncontent-length: {len(answer)}\r\ncontent-type: ".encode()
-        self._transport.write(head + media + b"\r\n\r\n" + answer)
+        later = b"\r\nretry-after: 60" if status == 503 else b""  # none waits for it within a budget of a second
+        self._transport.write(head + media + later + b"\r\n\r\n" + answer)

@@ -32,6 +32,9 @@ def items_of(target: Target, body: Body, turn: Turn, ledger: Ledger) -> list[dic
             item["encrypted_content"] = seal(target, turn.mark)
             ledger.note(target, turn.mark, item["encrypted_content"])
         items.append(item)
+    if any(tool.get("type") == "web_search" for tool in body.get("tools") or ()) and turn.mark[-1] in "01234":
+        action = {"type": "search", "query": "weather"}
+        items.append({"type": "web_search_call", "id": f"ws_{turn.mark}", "status": "completed", "action": action})
     if turn.text:
         part = {"type": "output_text", "text": turn.text, "annotations": [], "logprobs": []}
         items.append(
@@ -124,6 +127,8 @@ def _item_events(index: int, item: dict[str, Any]) -> list[dict[str, Any]]:
             {"type": "response.function_call_arguments.delta", **at, "delta": text},
             {"type": "response.function_call_arguments.done", **at, "arguments": text, "name": item["name"]},
         ]
+    elif item["type"] == "web_search_call":
+        inner = []
     else:
         text, started = item["input"], {**started, "input": ""}
         inner = [

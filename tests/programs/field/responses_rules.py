@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tests.programs.field import shared_rules as shared
+from tests.programs.field.chat_rules import alternation
 from tests.programs.field.rules import Target, Violation
 from tests.programs.field.schema_rules import verify_schema
 from tests.programs.field.shared_rules import Body
@@ -39,11 +41,34 @@ def verify_responses(target: Target, body: Body) -> list[Violation]:
         *(violation for at, item in enumerate(items) for violation in _item(target, item, at)),
         *_pairs(target, items),
     ]
+    found += shared.longest_output(target, body, ("max_output_tokens",))
+    if target.rule("encrypted_items") == "refused" and "reasoning.encrypted_content" in (body.get("include") or ()):
+        message = "Encrypted content is not supported with this model."
+        found.append(Violation("encrypted_content of a model without", "include", message))
+    if target.rule("encrypted_items") == "refused" and body.get("reasoning"):
+        message = "Unsupported parameter: 'reasoning.summary' is not supported with this model."
+        found.append(Violation("member reasoning.summary", "reasoning.summary", message, "unsupported_parameter"))
+    found += alternation(target, [*_as_chat(items)])
     least = target.rule("least_output")
     if least and body.get("max_output_tokens") is not None and body["max_output_tokens"] < least:
         message = f"Invalid 'max_output_tokens': integer below minimum value. Expected a value >= {least}."
         found.append(Violation("max_output_tokens below 16", "max_output_tokens", message, "integer_below_min_value"))
     return found
+
+
+def _as_chat(items: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """Roles of the chat that a server of engines makes of it. Items of one turn of the assistant are one."""
+    roles = [_role(item) for item in items]
+    for at, role in enumerate(roles):
+        if role == "assistant" and roles[at - 1 : at] == [role]:
+            continue
+        turn = itertools.takewhile(lambda each: each[0] == "assistant", zip(roles[at:], items[at:], strict=True))
+        yield {"role": role, "tool_calls": ["..."] * any(item.get("type") in _CALLS for _, item in turn)}
+
+
+def _role(item: Mapping[str, Any]) -> str:
+    kind = item.get("type", "message")
+    return str(item.get("role")) if kind == "message" else "tool" if kind in _CALLS.values() else "assistant"
 
 
 def _tools(target: Target, body: Body) -> Iterator[Violation]:
@@ -128,6 +153,8 @@ def _part(target: Target, part: Mapping[str, Any], role: Any, at: str) -> Iterat
     wrong = kind not in _PARTS or (role == "assistant") != (kind in ("output_text", "refusal"))
     if wrong and target.api in ("openai", "azure"):
         yield Violation(f"part {kind} of the {role}", at, f"Invalid value: '{kind}'.", "invalid_value")
+    if kind == "input_file" and target.rule("files") == "refused":
+        yield Violation("content part file", at, "Unknown part type: input_file", None, True)
     details = target.rule("details", "responses")
     if kind == "input_image" and details and part.get("detail") not in (None, *details):
         yield Violation("image detail", f"{at}.detail", f"Invalid value: '{part['detail']}'.")

@@ -64,6 +64,9 @@ def sampling(target: Target, body: Body, thinking: bool) -> Iterator[Violation]:
     if low is not None and "temperature" in given and not low <= given["temperature"] <= high:
         message = f"temperature: Input should be less than or equal to {high}"
         yield Violation("value of temperature", "temperature", message)
+    most = target.rule("most_logprobs")
+    if most is not None and (body.get("top_logprobs") or 0) > most:
+        yield Violation("value of top_logprobs", "top_logprobs", f"top_logprobs must be between 0 and {most}")
     for name, values in (target.rule("fixed") or {}).items():
         only = values["thinking" if thinking else "still"]
         if body.get(name) not in (None, only):
@@ -92,12 +95,26 @@ def stops(target: Target, stop: Any, at: str) -> Iterator[Violation]:
     if given and target.rule("stop") == "refused":
         message = f"Unsupported parameter: '{at}' is not supported with this model."
         yield Violation(f"member {at}", at, message, "unsupported_parameter")
+    if target.rule("blank_stops") == "refused" and any(not each.strip() for each in given):
+        yield Violation(f"blank {at}", at, f"{at}: each stop sequence must contain non-whitespace")
     most, size = target.rule("stops"), target.rule("stop_bytes")
     if most is not None and len(given) > most:
         message = f"Invalid '{at}': array too long. Expected an array with maximum length {most}."
         yield Violation(f"number of {at}", at, message, "array_above_max_length")
     if size is not None and any(len(each.encode()) > size for each in given):
         yield Violation(f"length of {at}", at, f"invalid {at}: longer than {size} bytes")
+
+
+def longest_output(target: Target, body: Body, names: Iterable[str]) -> Iterator[Violation]:
+    most = target.rule("most_output")
+    for name in names:
+        given = body.get(name)
+        if most is not None and type(given) is int and given > most:
+            message = (
+                f"{name} is too large: {given}. This model supports at most {most} completion tokens, whereas you "
+                f"provided {given}."
+            )
+            yield Violation(f"value of {name}", name, message, "invalid_value")
 
 
 def labels(target: Target, body: Body) -> Iterator[Violation]:

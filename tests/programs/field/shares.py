@@ -18,8 +18,8 @@ ROUTES = {"alone": alone, "spare": with_spare, "further": with_further}
 
 @dataclass(frozen=True)
 class Plan:
-    """`seed`: of the first conversation. `apis`: names; empty: all. `steps`: of a session. `route`: a name of
-    ROUTES. `callers`: API keys that take turns."""
+    """`seed`: of the first conversation and of the first session. `apis`: names; empty: all. `steps`: of a session.
+    `route`: a name of ROUTES. `callers`: API keys that take turns. `odd`: some clients send what few do."""
 
     conversations: int
     sessions: int
@@ -30,6 +30,7 @@ class Plan:
     route: str = "spare"
     without_facts: bool = False
     callers: int = 1
+    odd: bool = True
 
 
 @dataclass
@@ -45,7 +46,8 @@ def carry_out(plan: Plan) -> Found:
     found, end = Found(), plan.seed + plan.conversations
     with ProcessPoolExecutor(plan.jobs, get_context("spawn")) as pool:
         parts = [pool.submit(_run, range(plan.seed + job, end, plan.jobs), plan) for job in range(plan.jobs)]
-        walks = [pool.submit(_walk, range(job, plan.sessions, plan.jobs), plan) for job in range(plan.jobs)]
+        last = plan.seed + plan.sessions
+        walks = [pool.submit(_walk, range(plan.seed + job, last, plan.jobs), plan) for job in range(plan.jobs)]
         for part in parts:
             found.short.add(part.result())
         for walk in walks:
@@ -57,7 +59,7 @@ def carry_out(plan: Plan) -> Found:
 
 def _run(seeds: range, plan: Plan) -> Results:
     _prepare(plan)
-    return asyncio.run(run(seeds, apis=plan.apis, route=ROUTES[plan.route], callers=plan.callers))
+    return asyncio.run(run(seeds, apis=plan.apis, route=ROUTES[plan.route], callers=plan.callers, odd=plan.odd))
 
 
 def _walk(seeds: range, plan: Plan) -> tuple[Results, int]:

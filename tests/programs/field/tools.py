@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from random import Random
 from typing import Any
+
+from tests.programs.field.dice import Dice
 
 _PROPERTIES: tuple[dict[str, Any], ...] = (
     {"type": "string", "description": "A path"},
@@ -23,7 +24,19 @@ _PROPERTIES: tuple[dict[str, Any], ...] = (
 )
 
 
-def schema(random: Random) -> dict[str, Any]:
+_ROOTS: tuple[dict[str, Any], ...] = (
+    {"type": "object"},
+    {"type": "object", "properties": {}},
+    {
+        "type": "object",
+        "properties": {"a": {"type": "string"}, "b": {"type": "string"}},
+        "anyOf": [{"required": ["a"]}],
+    },
+    {"properties": {"a": {"oneOf": [{"type": "string"}, {"type": "number"}]}}},
+)
+
+
+def schema(random: Dice) -> dict[str, Any]:
     """The schema of a tool, as libraries write it."""
     chosen = random.sample(_PROPERTIES, 3)
     found: dict[str, Any] = {"type": "object", "properties": {f"p{n}": each for n, each in enumerate(chosen)}}
@@ -32,10 +45,13 @@ def schema(random: Random) -> dict[str, Any]:
         found["$schema"] = "http://json-schema.org/draft-07/schema#"
     if random.random() < 0.5:
         found["additionalProperties"] = False
-    return found
+    if random.rarely(0.1):
+        found["$defs"] = {"place": {"type": "object", "properties": {"x": {"type": "number"}}, "required": ["x"]}}
+        found["properties"]["p2"] = {"$ref": "#/$defs/place"}
+    return random.choice(_ROOTS) if random.rarely(0.1) else found
 
 
-def strict_schema(random: Random) -> dict[str, Any]:
+def strict_schema(random: Dice) -> dict[str, Any]:
     """A schema of a structured answer that OpenAI's strict mode takes."""
     properties: dict[str, Any] = {"title": {"type": "string"}, "score": {"type": "number", "minimum": 0}}
     if random.random() < 0.5:
@@ -43,12 +59,12 @@ def strict_schema(random: Random) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
 
 
-def _names(random: Random, longest: int) -> list[str]:
+def _names(random: Dice, longest: int) -> list[str]:
     odd = ["3d_render", "read-file", "mcp__github__" + "create_pull_request_review_comment_thread"[:50], "x" * longest]
     return ["shell", "read_file", "edit", *random.sample(odd, 2), "search"]
 
 
-def chat_tools(random: Random, number: int) -> list[Any]:
+def chat_tools(random: Dice, number: int) -> list[Any]:
     return [
         {
             "type": "function",
@@ -58,7 +74,19 @@ def chat_tools(random: Random, number: int) -> list[Any]:
     ]
 
 
-def messages_tools(random: Random, *, search: bool) -> list[Any]:
+def strict_tools(random: Dice, number: int) -> list[Any]:
+    """Tools whose arguments are held to their schema."""
+    tools = chat_tools(random, number)
+    for tool in tools:
+        tool["function"] |= {"strict": True, "parameters": strict_schema(random)}
+    return tools
+
+
+def custom_tool() -> dict[str, Any]:
+    return {"type": "custom", "custom": {"name": "run_code", "description": "Runs", "format": {"type": "text"}}}
+
+
+def messages_tools(random: Dice, *, search: bool) -> list[Any]:
     """Claude Code's own and those of MCP servers; with `search`, the latter are loaded on demand."""
     long_name = "mcp__plugin_atlassian_confluence__get_all_pages_of_the_space_with_labels_and_owners"
     tools = [
@@ -72,7 +100,7 @@ def messages_tools(random: Random, *, search: bool) -> list[Any]:
     return [*tools, mcp]
 
 
-def codex_tools(random: Random) -> list[Any]:
+def codex_tools(random: Dice) -> list[Any]:
     grammar = {"type": "grammar", "syntax": "lark", "definition": 'start: "*** Begin Patch" LF'}
     shell = {"type": "function", "name": "shell", "description": "Runs", "strict": False, "parameters": schema(random)}
     patch = {"type": "custom", "name": "apply_patch", "description": "Patches", "format": grammar}

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends.interface import Operation
-from backends.stream.ends import End, end_of, failure_of_end, is_failed
+from backends.stream.event_shapes import End, end_of, failure_of_end, is_failed
 from backends.translation.omissions import Omissions
 from backends.translation.registry import chain
 from backends.translation.reply_translation import AnswerTranslation
@@ -205,6 +205,13 @@ def test_ids_of_an_answer_are_unique_and_new(given_ids: list[str], before: str) 
 @given(st.text(max_size=100))
 def test_a_plain_id_has_letters_that_every_server_takes(text: str) -> None:
     assert PLAIN.fullmatch(plain_id(text))
+
+
+def test_long_ids_that_differ_at_their_ends_stay_apart() -> None:
+    """As those of Kimi, which begin with the name of the function."""
+    ids = [f"functions.mcp__{'x' * 64}:{number}" for number in range(3)]
+    assert len({plain_id(each) for each in ids}) == 3
+    assert all(PLAIN.fullmatch(plain_id(each)) for each in ids)
 
 
 @given(st.text(max_size=30))

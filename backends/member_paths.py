@@ -8,6 +8,7 @@ where it holds the last name of the path.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
@@ -15,6 +16,9 @@ from msgspec import Raw
 
 Json = dict[str, Any]
 Path = tuple[str, ...]
+
+Act = Callable[[Json, str], Json]  # an object, and the name of a member that it holds
+Decode = Callable[[Any], Any]
 
 _decode = msgspec.json.Decoder().decode
 
@@ -41,39 +45,53 @@ def objects(value: Any) -> list[Mapping[str, Any]]:
     return [each for each in map(opened, value) if isinstance(each, Mapping)] if isinstance(value, list) else []
 
 
-def altered(value: Any, path: Path, change: Callable[[Any], Any]) -> Any:
-    """A copy of `value` with `change` applied to each member at the path. ABSENT removes the member."""
+@lru_cache(1024)
+def _quoted(name: str) -> bytes:
+    """A name as it stands in JSON."""
+    return f'"{name}"'.encode()
+
+
+def walked(value: Any, path: Path, act: Act, decode: Decode = opened) -> Any:
+    """A copy of `value` with `act` applied to each object that holds the last name of the path. `decode`: of `Raw`
+    values on the way."""
     if isinstance(value, Raw):
-        if path and b'"%b"' % path[-1].encode() not in bytes(value):
+        if _quoted(path[-1]) not in bytes(value):
             return value
-        decoded = _decode(value)
-        found = altered(decoded, path, change)
+        decoded = decode(value)
+        found = walked(decoded, path, act, decode)
         return value if found is decoded else found
-    if not path:
-        return change(value)
     if isinstance(value, list):
-        return _altered_list(value, path, change)
-    if not isinstance(value, Mapping) or path[0] not in value:
+        return _walked_list(value, path, act, decode)
+    if not isinstance(value, dict) or path[0] not in value:
         return value
-    found = altered(value[path[0]], path[1:], change)
-    if found is value[path[0]]:
-        return value
-    if found is ABSENT:
-        return {name: each for name, each in value.items() if name != path[0]}
-    return {**value, path[0]: found}
+    if len(path) == 1:
+        return act(value, path[0])
+    found = walked(value[path[0]], path[1:], act, decode)
+    return value if found is value[path[0]] else {**value, path[0]: found}
 
 
-def _altered_list(values: list[Any], path: Path, change: Callable[[Any], Any]) -> list[Any]:
-    found = [altered(each, path, change) for each in values]
-    if all(new is old for new, old in zip(found, values, strict=True)):
-        return values
-    return found
+def _walked_list(values: list[Any], path: Path, act: Act, decode: Decode) -> list[Any]:
+    found = [walked(each, path, act, decode) for each in values]
+    return values if all(new is old for new, old in zip(found, values, strict=True)) else found
+
+
+def altered(value: Any, path: Path, change: Callable[[Any], Any]) -> Any:
+    """A copy of `value` with `change` applied to each member at the path, decoded. ABSENT removes the member."""
+
+    def act(holder: Json, name: str) -> Json:
+        given = opened(holder[name])
+        found = change(given)
+        if found is given:
+            return holder
+        return without(holder, name) if found is ABSENT else {**holder, name: found}
+
+    return walked(value, path, act)
 
 
 def values_at(value: Any, path: Path) -> Iterator[Any]:
     """The members at the path, decoded."""
     if isinstance(value, Raw):
-        if path and b'"%b"' % path[-1].encode() not in bytes(value):
+        if path and _quoted(path[-1]) not in bytes(value):
             return
         value = _decode(value)
     if not path:
