@@ -114,6 +114,8 @@ class Gateway:
             self.data_port.close()
             for site in self._admin_runner.sites if self._admin_runner is not None else ():
                 await site.stop()
+            for part in self.parts:
+                part.succeeded()
         await self._until(lambda: False, wait)
         self.data_port.close()
         for part in self.parts:

@@ -76,6 +76,9 @@ class Part(Hooked):
     def reopen(self) -> None:
         """Reopen files by name after `logrotate`."""
 
+    def succeeded(self) -> None:
+        """Another process serves from now on with the same files: write none of those that only one may write."""
+
     def drain(self) -> None:
         """Take no new callers."""
 

@@ -184,6 +184,10 @@ class LearnedKeeper(Collector):
         await self.restore()
         self._task = asyncio.get_running_loop().create_task(self._save_forever())
 
+    def stop_writing(self) -> None:
+        """Leave the store to another process."""
+        self._writes = False
+
     async def close(self) -> None:
         if self._task is not None:
             self._closed = True

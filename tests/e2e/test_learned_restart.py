@@ -70,6 +70,19 @@ async def test_the_first_predictions_after_a_restart_are_those_of_before(tmp_pat
     assert spread(learned) < spread(cold)
 
 
+async def test_a_process_with_a_successor_leaves_the_file_to_it(tmp_path: Path) -> None:
+    """It ends later, and knows less."""
+    async with engines(1) as only:
+        pools, state = {"only": engine_pool(*only)}, {"dir": str(tmp_path)}
+        async with running(pools, ROUTES, state=state) as gateway:
+            await ask(gateway, Random(5), 2)
+            await gateway.stop(handed_over=True)
+            assert not (tmp_path / "learned.json").exists()
+        async with running(pools, ROUTES, state=state) as gateway:
+            await ask(gateway, Random(5), 2)
+        assert (tmp_path / "learned.json").exists()
+
+
 async def test_redis_keeps_what_was_learned_where_there_is_no_directory(caplog: pytest.LogCaptureFixture) -> None:
     """For the next process, on whatever machine; a Redis that is absent at the start delays nothing for long."""
     random = Random(6)

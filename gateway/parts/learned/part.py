@@ -20,6 +20,10 @@ class LearnedPart(Part):
         if self._keeper is not None:
             await self._keeper.start()
 
+    def succeeded(self) -> None:
+        if self._keeper is not None:
+            self._keeper.stop_writing()
+
     async def close(self) -> None:
         if self._keeper is not None:
             await self._keeper.close()
