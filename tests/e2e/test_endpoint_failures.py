@@ -145,7 +145,7 @@ async def test_a_recovered_endpoint_is_used_again() -> None:
                 await stream(gateway)
         assert json.dumps([load.health.value for load in gateway.monitor.loads().values()]) != '["up"]'
         engine.faults.status = None
-        await eventually(lambda: gateway.request_steps.any_usable(monotonic()) and _usable(gateway), within=12)
+        await eventually(lambda: gateway.decider.any_usable(monotonic()) and _usable(gateway), within=12)
         assert await stream(gateway)
 
 

@@ -338,7 +338,7 @@ async def test_what_the_first_operation_refused_hinders_no_body_for_another() ->
 
     async with Verifying(rule) as server, served(("openai", server)) as (_, caller):
         for bodies in (3, 4):
-            status, headers, _ = await ask(caller, tools=[TOOL], stop=["x"])
+            status, headers, _ = await ask(caller, tools=[TOOL], stop=["x"], max_tokens=99)
             assert (status, len(server.bodies), headers["x-firsttoken-left-out"]) == (200, bodies, "stop")
             assert server.targets[-1].endswith("/responses")
 

@@ -149,7 +149,7 @@ async def failing_stage(world: CanaryGateway, patch: pytest.MonkeyPatch) -> None
     async def estimate(request: Any, *_: Any, **__: Any) -> Any:
         raise KeyError(str(request.body))
 
-    patch.setattr(world.gateway.request_steps, "estimate", estimate)
+    patch.setattr(world.gateway.decider, "estimate", estimate)
 
 
 async def failing_stage_with_a_cause(world: CanaryGateway, patch: pytest.MonkeyPatch) -> None:
@@ -159,7 +159,7 @@ async def failing_stage_with_a_cause(world: CanaryGateway, patch: pytest.MonkeyP
         except ValueError as error:
             raise RuntimeError(f"bad {CALLER}") from error
 
-    patch.setattr(world.gateway.request_steps, "estimate", estimate)
+    patch.setattr(world.gateway.decider, "estimate", estimate)
 
 
 async def failing_relay(world: CanaryGateway, patch: pytest.MonkeyPatch) -> None:

@@ -137,4 +137,4 @@ async def test_released_requests_are_dispatched_before_the_fleet_changes() -> No
         assert gateway.runtime.current is before
         gateway.queue.dispatch_pending = False
         await applying
-        assert [*gateway.request_steps.fleet.snapshot(0.0).pools] == ["other"]
+        assert [*gateway.decider.fleet.snapshot(0.0).pools] == ["other"]

@@ -405,7 +405,7 @@ async def test_health_follows_the_engines() -> None:
 
         assert await health(b"readiness") == b"\x08\x01"
         await servers[0].stop()
-        await eventually(lambda: not gateway.request_steps.any_usable(asyncio.get_running_loop().time()))
+        await eventually(lambda: not gateway.decider.any_usable(asyncio.get_running_loop().time()))
         assert await health(b"") == await health(b"readiness") == b"\x08\x02"
         assert await health(b"liveness") == b"\x08\x01"
 
@@ -421,7 +421,7 @@ async def test_a_name_of_a_caller_is_kept_to_a_bounded_length() -> None:
     """Data planes pass on headers of 60 KB, and what is known of a thousand callers is kept by their names."""
     async with picking() as (gateway, client, _):
         await Envoy(client, BodyMode.BUFFERED).pick(**{"x-llm-d-inference-fairness-id": "team-" + "a" * 30_000})
-        known = [each.caller for each in gateway.request_steps.fleet._attempts.values()]
+        known = [each.caller for each in gateway.decider.fleet._attempts.values()]
     assert [len(name) for name in known] == [128]
 
 
@@ -433,7 +433,7 @@ async def test_failures_of_callers_without_a_name_close_no_engine_for_others() -
             await envoy.pick()
             await envoy.ask(response_headers=headers({":status": "500"}))
             await envoy.ask(response_body=HttpBody(body=b"{}", end_of_stream=True))
-        loads = gateway.request_steps.fleet.snapshot_for("another", monotonic()).loads
+        loads = gateway.decider.fleet.snapshot_for("another", monotonic()).loads
         assert [load.health for load in loads.values()] == [Health.UP, Health.UP]
 
 

@@ -228,7 +228,7 @@ async def test_inference_pool_app_protocol(tmp_path: Path, version: str, protoco
             for port, server in ports.items():
                 add_front(config, port, server)
             async with running_envoy(tmp_path, version, config) as url:
-                await eventually(lambda: gateway.request_steps.any_usable(monotonic()))
+                await eventually(lambda: gateway.decider.any_usable(monotonic()))
                 for one, server in zip(places, servers, strict=True):
                     await send(session, url, one, count=5)
                     found = [each for each in server.requests if each.path == "/v1/chat/completions"]

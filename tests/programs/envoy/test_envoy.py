@@ -86,7 +86,7 @@ async def test_a_refusal_of_ours_reaches_the_caller(tmp_path: Path, version: str
     async with picked(tmp_path, version) as (url, session, servers, gateway):
         for server in servers:
             await server.stop()
-        await eventually(lambda: not gateway.request_steps.any_usable(monotonic()))
+        await eventually(lambda: not gateway.decider.any_usable(monotonic()))
         status, answer = await ask(session, url, chat("hello"))
         assert (status, json.loads(answer)["error"]["code"]) == (503, "unavailable")
 
