@@ -17,6 +17,7 @@ import pytest
 from gateway.app import Gateway
 from gateway.cli.main import main
 from gateway.config.models import Config
+from gateway.parts.witness.part import WitnessPart
 from lab.servers.simulated_server import SimulatedServer
 from policies.types import Health
 from tests.support.builders import CHAT, DONE, FINISH, STREAMED, TOKEN, USAGE, calling, get, last, post, stream_status
@@ -115,6 +116,19 @@ async def test_an_engine_that_restarts_while_it_is_drained_gets_nothing_until_it
         assert [await stream_status(gateway) for _ in range(20)] == [200] * 20
         assert len(old.requests) > before
         assert health(gateway)[id_of(old)] is Health.UP
+
+
+@pytest.mark.virtual_time
+async def test_the_gateway_itself_asks_a_drained_endpoint_for_nothing() -> None:
+    """Where one caller alone has met failures it would ask for one token."""
+    async with Upstream([STREAMED]) as upstream, running({"own": pool(upstream.url)}) as gateway:
+        [endpoint] = gateway.runtime.current.pools["own"].endpoints
+        await set_state(gateway.admin_url, id_of(upstream))
+        gateway.fleet.on_unconfirmed(endpoint)
+        assert gateway.part(WitnessPart).running == 0
+        await set_state(gateway.admin_url, id_of(upstream), "ready")
+        gateway.fleet.on_unconfirmed(endpoint)
+        assert gateway.part(WitnessPart).running == 1
 
 
 @pytest.mark.virtual_time

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from policies.fleet.engine_load import EngineLoad
 from policies.fleet.fleet import Fleet
 from policies.queue.queued_request import QueuedRequest
@@ -45,6 +47,13 @@ def test_without_another_endpoint_the_caller_hears_of_the_operator() -> None:
     assert decision.reason == "every endpoint that could take it is drained by an operator"
     both = DecisionScenario({"own": {"a": 0.1, "b": 0.1}}, loads={"a": DRAINED, "b": Load(health=Health.DOWN)})
     assert both.decide().reason.endswith("is down, on trial or rate limited, or drained by an operator")
+
+
+def test_a_request_with_its_state_there_moves_as_if_the_endpoint_were_down() -> None:
+    asked = RequestView(0.0, pinned="a")
+    decision = DecisionScenario({"own": {"a": 0.1, "b": 0.1}}, loads={"a": DRAINED}).decide(asked)
+    assert decision.outcome is Placement.UNAVAILABLE
+    assert decision.reason == "the endpoint with its state is drained by an operator"
 
 
 def test_a_drained_endpoint_is_no_last_resort() -> None:
@@ -92,14 +101,17 @@ def test_a_reload_and_a_return_to_the_configuration_keep_the_drain() -> None:
     assert load(of).health is Health.DRAINING
 
 
-def test_a_drained_endpoint_is_on_no_trial_and_sleeps_for_nobody() -> None:
-    """A drain counts before what the engine and the breaker say: nobody wakes or tries it."""
-    of = drained(ONE.id)
+def test_a_drained_endpoint_is_on_no_trial_and_woken_for_nobody() -> None:
+    """A drain counts before what the engine, its pages and the breaker say."""
+    of = Fleet([replace(SMALL, wakes=True)])
     of.on_scrape(ONE.id, EngineLoad(asleep=True), 1.0)
-    for second in (2.0, 3.0):
-        of.on_probe_failed(ONE.id, second)
-    found = load(of, 60.0)
-    assert (found.health, found.wake_s, found.failing, found.doubted) == (Health.DRAINING, 0.0, False, False)
+    for second in (1.0, 2.0):
+        of.on_probe_unwell(TWO.id, second, "its health page answers 503")
+    before = load(of, 3.0), load(of, 3.0, TWO)
+    assert (before[0].wake_s > 0, before[1].doubted, before[1].failing) == (True, True, True)
+    of.drain(frozenset({ONE.id, TWO.id}))
+    for found in (load(of, 60.0), load(of, 60.0, TWO)):
+        assert (found.health, found.wake_s, found.failing, found.doubted) == (Health.DRAINING, 0.0, False, False)
 
 
 def test_a_drain_is_told_as_a_belief_and_no_breaker_opens() -> None:
