@@ -79,10 +79,10 @@ class TenantUse:
     def _decay(self, now: float) -> None:
         factor = exp((self._decayed_at - now) / TIME_CONSTANT)
         self._decayed_at = now
-        self._used = {
-            tenant: (used * factor, weight, at)
-            for tenant, (used, weight, at) in self._used.items()
-            if now - at < ACTIVE
-        }
-        self._total = sum([used for used, _, _ in self._used.values()])
-        self._weights = sum([weight for _, weight, _ in self._used.values()])
+        before, self._used = self._used, {}
+        self._total = self._weights = 0.0
+        for tenant, (used, weight, at) in before.items():
+            if now - at < ACTIVE:
+                self._used[tenant] = used * factor, weight, at
+                self._total += used * factor
+                self._weights += weight

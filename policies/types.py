@@ -102,6 +102,14 @@ class Price:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptCacheTerms:
+    """Prompts that an API keeps, to be read again at a lower price."""
+
+    lifetime: float  # s since the latest use
+    least: int = 0  # tokens of the shortest prefix that is kept
+
+
+@dataclass(frozen=True, slots=True)
 class Pool:
     """Interchangeable endpoints with the same model.
 
@@ -127,6 +135,7 @@ class Pool:
     prior_ttft: Mapping[str, float] = field(
         default_factory=lambda: UNKNOWN_TTFT, hash=False
     )  # s, of an API, by job class
+    prompt_cache: PromptCacheTerms | None = None  # of an API; None: not known, or no cheaper
 
 
 class Health(Enum):

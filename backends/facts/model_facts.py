@@ -18,6 +18,7 @@ Count = Annotated[int, Meta(ge=0)]
 Length = Annotated[int, Meta(ge=1)]
 Factor = Annotated[float, Meta(gt=0, le=1000)]
 Seconds = Annotated[float, Meta(gt=0, le=3600)]  # to a first token, whose logarithm is taken
+Lifetime = Annotated[float, Meta(gt=0, le=7 * 86_400)]  # s
 
 
 class Sampling(Enum):
@@ -45,6 +46,13 @@ class Forced(Enum):
     OK = "ok"
     REFUSED = "refused"
     THINKING = "thinking"  # not while the model thinks
+
+
+class Caching(Enum):
+    """Prompts that an API keeps in its cache."""
+
+    IMPLICIT = "implicit"  # all that are long enough
+    MARKED = "marked"  # up to the breakpoints of a request
 
 
 class UnknownMembers(Enum):
@@ -131,6 +139,9 @@ class Facts:
     stop_bytes: Length | None = None  # of a sequence
     blank_stops: bool = True  # sequences of white space
     cache_controls: Count | None = None  # most breakpoints of a request
+    caching: Caching | None = None  # None: not known
+    cache_ttl: Lifetime | None = None  # s that a prompt is kept after its latest use; None: not known
+    cache_from: Count | None = None  # tokens of the shortest prefix that is kept
     metadata: tuple[Count, Count, Count] | None = None  # most pairs, characters of a key, of a value
     user_length: Length | None = None
     media: frozenset[str] | None = None  # media types of images; None: all

@@ -23,8 +23,7 @@ import msgspec
 
 from backends import failures
 from backends.interface import ReplyFacts, Usage
-from backends.stream.ends import is_failed
-from backends.stream.event_shapes import MessageEventShape, ResponseEventShape, ResponseShape, WholeShape
+from backends.stream.event_shapes import MessageEventShape, ResponseEventShape, ResponseShape, WholeShape, is_failed
 from backends.stream.signatures import note_signatures
 from backends.stream.sse import ServerSentEvent
 from backends.stream.taps import BodyTap, StreamTap, counts_of, decode_as, take_counts

@@ -27,8 +27,7 @@ import msgspec
 
 from backends import failures
 from backends.interface import EngineTimes, Failure, ReplyFacts, Tap, Usage
-from backends.stream.ends import End, end_of, is_failed
-from backends.stream.event_shapes import ChoiceShape, ChunkShape, TokenForm, WholeShape, outputs
+from backends.stream.event_shapes import ChoiceShape, ChunkShape, End, TokenForm, WholeShape, end_of, is_failed, outputs
 from backends.stream.signatures import note_signatures
 from backends.stream.sse import ExcerptDecoder, ServerSentEvent, StreamError, excerpt
 

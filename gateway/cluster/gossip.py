@@ -297,7 +297,7 @@ class Peers:
             load = combined(peer.loads[name] for peer in self._peers.values() if name in peer.loads)
             reader.on_peer_load(name, replace(load, prefill_s=self._prefill_s[name]), now)
         while self._prompts:
-            reader.on_peer_prompt(*self._prompts.popleft())
+            reader.on_peer_prompt(*self._prompts.popleft(), now)
         self._pending_blocks = 0
 
     def replicas(self, now: float) -> int:

@@ -27,7 +27,7 @@ from gateway.config import field_types as fields
 from gateway.config.config_errors import did_you_mean
 from gateway.config.endpoint_section import Discovered, EndpointAddress, EndpointSection
 from gateway.config.field_types import Positive, Section, authority, written
-from gateway.config.price_section import PriceSection, listed, today, with_speeds
+from gateway.config.price_section import PriceSection, listed, prompt_cache, today, with_speeds
 from policies import types as facts
 from policies.adapters.adapter_slots import AdapterFacts
 
@@ -365,7 +365,11 @@ class PoolSection(Section):
     def price_in_force(self) -> facts.Price:
         """Configured price, else the price by the facts on the day when the configuration was read."""
         price = self.price.value if self._listed is None else self._listed
-        return with_speeds(price, facts_of(self.api, self.model, self.own_facts).speeds)
+        return with_speeds(price, self._facts.speeds)
+
+    @property
+    def _facts(self) -> Facts:
+        return facts_of(self.api, self.model, self.own_facts)
 
     @property
     def lacks_price(self) -> bool:
@@ -404,6 +408,7 @@ class PoolSection(Section):
             default_output=self.kind.dialect.default_output,
             capabilities=self.capabilities,
             price=self.price_in_force,
+            prompt_cache=prompt_cache(self.price_in_force, self._facts, marks=self.prompt_caching == "on"),
             block_size=self.block_size,
             concurrent_requests=self.concurrent_requests,
             variants=None if self.adapters is None else self.adapters.facts,

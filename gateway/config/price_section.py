@@ -11,8 +11,9 @@ from pydantic import Field
 
 from backends.facts.listed_price import ListedPrice, Rates, in_force
 from backends.facts.lookup import listed_prices, maker_at
+from backends.facts.model_facts import Caching, Facts
 from gateway.config.field_types import Section
-from policies.types import Price
+from policies.types import Price, PromptCacheTerms
 
 
 class PriceSection(Section):
@@ -48,6 +49,14 @@ def listed(urls: Iterable[str], model: str, day: date) -> Price | None:
 def with_speeds(price: Price, speeds: Mapping[str, float] | None) -> Price:
     """`speeds`: as `Facts.speeds`."""
     return replace(price, speeds=speeds) if speeds and price != Price() else price
+
+
+def prompt_cache(price: Price, facts: Facts, *, marks: bool) -> PromptCacheTerms | None:
+    """`marks`: requests carry breakpoints. None: not known, or a prompt that is kept costs no less."""
+    if facts.cache_ttl is None or price.cached_input is None or price.cached_input >= price.input:
+        return None
+    is_kept = facts.caching is Caching.IMPLICIT or (facts.caching is Caching.MARKED and marks)
+    return PromptCacheTerms(facts.cache_ttl, facts.cache_from or 0) if is_kept else None
 
 
 def _with_long(found: ListedPrice) -> Price:

@@ -59,11 +59,6 @@ class Relay:
         self._pending = http.writer.pending
         self._stall_timer: asyncio.TimerHandle | None = None
 
-    @property
-    def is_paused(self) -> bool:
-        """The caller does not read."""
-        return self._writer.paused
-
     def begin(self, head: bytes, first: bytes, length: int | None) -> None:
         """Write the head and the first bytes, in one write. `length`: of the body, where it is known."""
         http, self.begun = self.http, True

@@ -407,7 +407,9 @@ class WireAttempt:
         prompt = self.fleet.view.prompt_tokens(self, self.attempt.candidate) if usage.prompt is None else usage.prompt
         price, written = self.upstream.price, usage.cache_write or 0
         cost = price.of(prompt, output, usage.cached or 0, written, usage.cache_write_1h or 0)
-        return Consumption(prompt + output, cost * price.factor(self.tap.facts.speed))
+        if price.speeds:  # of few models
+            cost *= price.factor(self.tap.facts.speed)
+        return Consumption(prompt + output, cost)
 
     def counted(self) -> tuple[int, int]:
         """Tokens of prompt and answer: as reported, else the gateway's own."""

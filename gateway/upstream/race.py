@@ -219,7 +219,7 @@ class Race(Wire):
         gathers = wire.assembled and self.routed.route.gap is None  # each silence counts for a promised `gap`
         sink = WholeAnswerSink if gathers else AnswerSink
         event = sink(wire, self.on_wire, self._lose, self.answer).join()
-        if self.relay.is_paused:
+        if self.relay.http.writer.paused:  # the caller does not read
             self.on_write_paused()
         return event
 
@@ -308,7 +308,7 @@ class Race(Wire):
             heard_at=attempt.times.last_byte,
             complete=complete,
             relayed=complete and attempt.tap.terminated and self.relay.begun,
-            paused=self.relay.is_paused,
+            paused=self.relay.http.writer.paused,
         )
 
     def patience(self, number: int, others: Sequence[Candidate]) -> float:

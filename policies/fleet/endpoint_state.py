@@ -35,6 +35,7 @@ from policies.latency.ttft_predictor import (
     TtftPredictor,
 )
 from policies.prefix_cache.endpoint_cache import EndpointCache, PendingPrompt
+from policies.prefix_cache.provider_cache import ProviderCache
 from policies.prefix_cache.residency import MAX_BLOCKS, ResidencyStatistics
 from policies.rate_limit.endpoint_limits import EndpointLimits
 from policies.rate_limit.send_limits import SendLimits
@@ -132,6 +133,7 @@ class EndpointState:
         self.block_tokens = self._mean_block_tokens = float(pool.block_size)  # engine tokens per estimator's block
         self.kv_tokens = pool.kv_tokens
         self.cache = EndpointCache(int(self.kv_tokens / self.block_tokens))
+        self.provider_cache = ProviderCache()  # of an API
         self.kv_loads = KvLoads()
         self.teacher_samples = 0  # of the most experienced sibling at the last warm start
 
@@ -151,6 +153,7 @@ class EndpointState:
         if endpoint.account != former.account:
             self.limits.on_other_account()
             self.callers.on_other_account()
+            self.provider_cache = ProviderCache()
         if mended:
             self.breaker.on_reload()
             self.callers.on_reload()

@@ -217,6 +217,9 @@ class Fleet:
             if self.peers is not None:
                 self.peers.publish_prompt(state.endpoint.id, prompt.blocks.hashes)
             pending_prompt = state.record_prompt(key, prompt, session)
+        provider_hit = None
+        if state.pool.prompt_cache is not None and route is not None and len(route.tiers) > 1:
+            provider_hit = state.provider_cache.hit(prompt, state.pool.prompt_cache, now)
         answer = DecodingAnswer(tpot_budget, output, candidate.prompt_tokens)
         attempt = self._attempts[key] = InFlightAttempt.sent(
             state,
@@ -226,6 +229,7 @@ class Fleet:
             stream=stream,
             answer=answer,
             pending_prompt=pending_prompt,
+            provider_hit=provider_hit,
             meter=None if state.pool.local or route is None else self._meters.of(route),
             caller=caller,
         )
@@ -343,7 +347,11 @@ class Fleet:
                 self._note_engine_ttft(attempt, report.engine_ttft, now)
             elif attempt.stream and not attempt.paused and outcome in (AttemptOutcome.SILENT, AttemptOutcome.CANCELLED):
                 learn_silence(attempt, now)
-        attempt.settle_prompt(key, report, is_completed or attempt.first_at is not None)
+        computed = is_completed or attempt.first_at is not None
+        attempt.settle_prompt(key, report, computed)
+        is_held = computed and attempt.provider_hit is not None and attempt.settle_provider_cache(report)
+        if is_held and self.peers is not None:
+            self.peers.publish_prompt(state.endpoint.id, attempt.prompt.blocks.hashes)
         if is_whole or report.prompt_tokens is not None or report.mean_itl is not None:
             prefill_s = state.interference.prefill_s
             self._note(AnswerObservation(attempt, now, report, is_whole, *state.decoding, prefill_s))
@@ -517,9 +525,11 @@ class Fleet:
                     self._show(state)
             self._views.mark(state)
 
-    def on_peer_prompt(self, endpoint_id: str, hashes: Sequence[int]) -> None:
+    def on_peer_prompt(self, endpoint_id: str, hashes: Sequence[int], now: float) -> None:
         if (state := self._states.get(endpoint_id)) is not None and state.pool.local:
             state.cache.index.record(hashes)
+        elif state is not None and state.pool.prompt_cache is not None:
+            state.provider_cache.record(hashes, now)
 
     def publish(self) -> None:
         """Publishes our load at endpoints with a change."""

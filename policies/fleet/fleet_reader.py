@@ -151,6 +151,12 @@ class FleetReader:
         state = self._states[endpoint.id]
         return state.cache.hit(prompt, state.block_size)
 
+    def provider_hit(self, endpoint: Endpoint, prompt: PoolEstimate, now: float) -> int:
+        """Prompt tokens believed held in the prompt cache of the provider, of an API that has one."""
+        state = self._states[endpoint.id]
+        terms = state.pool.prompt_cache
+        return 0 if terms is None else state.provider_cache.hit(prompt, terms, now)
+
     def forecast(self, endpoint: Endpoint, load: Load, prompt_tokens: int, hit: int, now: float) -> Forecast:
         """TTFT from a send at `now` to the first token, and TPOT."""
         state = self._states[endpoint.id]

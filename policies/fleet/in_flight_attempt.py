@@ -77,6 +77,7 @@ class InFlightAttempt:
     running: int = 0  # decoding answers at the first token
     context: int = 0  # tokens of the prompts of these answers
     prefill_s: float = 0.0  # sent to the endpoint in all, by then
+    provider_hit: int | None = None  # tokens believed held by the provider at the sending; None: nothing is believed
     meter: Meter | None = None  # of the route, where it has one and this is an API
     caller: str = ""  # name of the key, or an address; empty: the gateway itself
     paused: bool = (
@@ -96,6 +97,7 @@ class InFlightAttempt:
         stream: bool,
         answer: DecodingAnswer,
         pending_prompt: PendingPrompt | None,
+        provider_hit: int | None,
         meter: Meter | None,
         caller: str,
     ) -> InFlightAttempt:
@@ -127,6 +129,7 @@ class InFlightAttempt:
             kv_load_s=kv_load_s,
             network_s=network_s,
             waited=variant_wait.seconds + kv_load_s + network_s,
+            provider_hit=provider_hit,
             variant_wait=variant_wait,
             meter=meter,
             caller=caller,
@@ -293,6 +296,11 @@ class InFlightAttempt:
             state.cache.on_unanswered(key, pending)
         if report.cached_tokens is not None and self.candidate.hit and state.pool.local and not accounted:
             self.confirm_hit(report.cached_tokens, report.prompt_tokens)
+
+    def settle_provider_cache(self, report: AttemptReport) -> bool:
+        """Teaches what the provider holds once its cache has the prompt. Returns whether it is believed to."""
+        reported = None if report.prompt_tokens is None else report.cached_tokens or 0  # some usage names no count of 0
+        return self.state.provider_cache.on_answered(self.prompt, self.sent_at, self.provider_hit or 0, reported)
 
     def confirm_hit(self, cached: int, prompt: int | None) -> None:
         """Corrects the believed size of the cache by how many tokens of the believed hit were cached.

@@ -10,7 +10,7 @@ Rules:
   which finds most of a pool down publishes no report (the lost network may be the process's own), and a report never
   takes the last endpoint of a pool.
 - A prefix sent by one process is believed cached by all, as if sent by each. The engine's next answers correct a prefix
-  which failed there.
+  which failed there. Of an API this is a prefix that was answered.
 
 Times are of the clock of the decisions: a link between machines translates.
 """
@@ -85,7 +85,7 @@ class PeerReader(Protocol):
     def on_peer_load(self, endpoint_id: str, load: PeerLoad, now: float) -> None:
         """`load`: of all peers together."""
 
-    def on_peer_prompt(self, endpoint_id: str, hashes: Sequence[int]) -> None:
+    def on_peer_prompt(self, endpoint_id: str, hashes: Sequence[int], now: float) -> None:
         """A peer sent a prompt of these blocks there."""
 
 
@@ -138,8 +138,8 @@ class _LinkReader:
         self.loads[endpoint_id] = load
         self.changed[endpoint_id] = None
 
-    def on_peer_prompt(self, endpoint_id: str, hashes: Sequence[int]) -> None:
-        self.reader.on_peer_prompt(endpoint_id, hashes)
+    def on_peer_prompt(self, endpoint_id: str, hashes: Sequence[int], now: float) -> None:
+        self.reader.on_peer_prompt(endpoint_id, hashes, now)
 
 
 class CombinedPeers:

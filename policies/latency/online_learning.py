@@ -18,7 +18,6 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import repeat
 from math import exp, log
 from operator import add, mul, truediv
@@ -249,17 +248,12 @@ class ErrorQuantiles:
         weight = len(samples) * 0.5 ** (max(now - self._latest_at, 0.0) / HALF_LIFE)
         share = weight**2 / (weight**2 + PRIOR_WEIGHT**2)
         last, mixed = len(samples) - 1, []
-        for rank, prior in zip(_ranks(len(samples)), self._prior, strict=True):
+        for q, prior in zip(QUANTILES, self._prior, strict=True):
+            rank = min(max(q * (last + 2) - 1, 0.0), float(last))  # the (n+1)q-th of n, as in conformal prediction
             below = int(rank)
             low, high = samples[below], samples[min(below + 1, last)]
             mixed.append(exp(share * (low + (high - low) * (rank - below)) + (1 - share) * prior))
         return tuple(mixed)
-
-
-@cache
-def _ranks(count: int) -> list[float]:
-    """Ranks of QUANTILES among `count` samples: the (n+1)q-th of n, as in conformal prediction."""
-    return [min(max(q * (count + 1) - 1, 0.0), float(count - 1)) for q in QUANTILES]
 
 
 class ChangeDetector:

@@ -64,23 +64,20 @@ class KnownLesson(Generic[L]):
 class LessonBook(Generic[L]):
     """Times are monotonic seconds, as given. A caller's name is empty where callers are not told apart."""
 
-    _own: dict[str, dict[tuple[Place, L], float]] = field(default_factory=dict)  # until when, by caller, latest last
-    _shared: dict[Place, dict[L, float]] = field(default_factory=dict)  # until when
-    _witnessed: dict[Place, dict[L, Witness]] = field(default_factory=dict)
-
-    def __bool__(self) -> bool:
-        return bool(self._own or self._shared)
+    own: dict[str, dict[tuple[Place, L], float]] = field(default_factory=dict)  # until when, by caller, latest last
+    shared: dict[Place, dict[L, float]] = field(default_factory=dict)  # until when
+    witnessed: dict[Place, dict[L, Witness]] = field(default_factory=dict)
 
     def of(self, place: Place, caller: str, now: float) -> list[L]:
         """Lessons that count for a request; lessons that count for all callers come first."""
-        found = [lesson for lesson, until in self._shared.get(place, {}).items() if now < until]
-        own = self._own.get(caller, {})
+        found = [lesson for lesson, until in self.shared.get(place, {}).items() if now < until]
+        own = self.own.get(caller, {})
         mine = [lesson for (where, lesson), until in own.items() if where == place and now < until]
         return found + [lesson for lesson in mine[-MOST_OWN_HERE:] if lesson not in found]
 
     def in_question(self, place: Place, now: float) -> list[L]:
         """Lessons with one witness."""
-        return [lesson for lesson, first in self._witnessed.get(place, {}).items() if now - first.at < OWN]
+        return [lesson for lesson, first in self.witnessed.get(place, {}).items() if now - first.at < OWN]
 
     # -- events -----------------------------------------------------------------------------
 
@@ -98,10 +95,10 @@ class LessonBook(Generic[L]):
 
     def keep(self, is_kept: Callable[[str], bool]) -> None:
         """Forget the pools that are not kept."""
-        for caller, own in list(self._own.items()):
+        for caller, own in list(self.own.items()):
             for key in [each for each in own if not is_kept(each[0].pool)]:
                 self._drop(caller, key)
-        for known in (self._shared, self._witnessed):
+        for known in (self.shared, self.witnessed):
             for place in [each for each in known if not is_kept(each.pool)]:
                 del known[place]
 
@@ -109,15 +106,15 @@ class LessonBook(Generic[L]):
 
     def known(self, pool: str, now: float) -> Iterator[KnownLesson[L]]:
         """List what counts at a pool, for all callers first."""
-        for place, shared in self._shared.items():
+        for place, shared in self.shared.items():
             if place.pool == pool:
                 yield from (
                     KnownLesson(place, lesson, 0, until - now) for lesson, until in shared.items() if now < until
                 )
         callers: dict[tuple[Place, L], list[float]] = {}
-        for own in self._own.values():
+        for own in self.own.values():
             for key, until in own.items():
-                if key[0].pool == pool and now < until and now >= self._shared.get(key[0], {}).get(key[1], now):
+                if key[0].pool == pool and now < until and now >= self.shared.get(key[0], {}).get(key[1], now):
                     callers.setdefault(key, []).append(until - now)
         for (place, lesson), left in callers.items():
             yield KnownLesson(place, lesson, len(left), max(left))
@@ -125,15 +122,15 @@ class LessonBook(Generic[L]):
     # -- evidence ---------------------------------------------------------------------------
 
     def _keep_own(self, place: Place, caller: str, lesson: L, now: float) -> None:
-        own = self._own.pop(caller, {})
-        self._own[caller] = own
+        own = self.own.pop(caller, {})
+        self.own[caller] = own
         own.pop((place, lesson), None)
         own[place, lesson] = now + OWN
         _keep_latest(own, MOST_OWN)
-        _keep_latest(self._own, MOST_CALLERS)
+        _keep_latest(self.own, MOST_CALLERS)
 
     def _testify(self, place: Place, caller: str, lesson: L, now: float) -> None:
-        first = self._witnessed.get(place, {}).get(lesson)
+        first = self.witnessed.get(place, {}).get(lesson)
         if first is None or now - first.at >= OWN:
             self._note_witness(place, lesson, Witness(caller, now))
         elif first.caller != caller or (not caller and now - first.at >= APART):
@@ -141,42 +138,42 @@ class LessonBook(Generic[L]):
             self._share(place, lesson, now)
 
     def _note_witness(self, place: Place, lesson: L, witness: Witness) -> None:
-        known = self._witnessed.pop(place, {})
-        self._witnessed[place] = known
+        known = self.witnessed.pop(place, {})
+        self.witnessed[place] = known
         known.pop(lesson, None)
         known[lesson] = witness
         _keep_latest(known, MOST_WITNESSED)
-        _keep_latest(self._witnessed, MOST_PLACES)
+        _keep_latest(self.witnessed, MOST_PLACES)
 
     def _drop_witness(self, place: Place, lesson: L) -> None:
-        known = self._witnessed.get(place, {})
+        known = self.witnessed.get(place, {})
         known.pop(lesson, None)
         if not known:
-            self._witnessed.pop(place, None)
+            self.witnessed.pop(place, None)
 
     def _share(self, place: Place, lesson: L, now: float) -> None:
-        shared = self._shared.pop(place, {})
-        self._shared[place] = shared
+        shared = self.shared.pop(place, {})
+        self.shared[place] = shared
         shared.pop(lesson, None)
         shared[lesson] = now + SHARED
-        for caller, own in list(self._own.items()):
+        for caller, own in list(self.own.items()):
             if (place, lesson) in own:
                 self._drop(caller, (place, lesson))
         _keep_latest(shared, MOST_SHARED)
-        _keep_latest(self._shared, MOST_PLACES)
+        _keep_latest(self.shared, MOST_PLACES)
 
     def _drop_lapsed(self, place: Place, caller: str, now: float) -> None:
-        for key in [each for each, until in self._own.get(caller, {}).items() if now >= until]:
+        for key in [each for each, until in self.own.get(caller, {}).items() if now >= until]:
             self._drop(caller, key)
-        shared = self._shared.get(place, {})
+        shared = self.shared.get(place, {})
         for lesson in [each for each, until in shared.items() if now >= until]:
             del shared[lesson]
 
     def _drop(self, caller: str, key: tuple[Place, L]) -> None:
-        own = self._own[caller]
+        own = self.own[caller]
         del own[key]
         if not own:
-            del self._own[caller]
+            del self.own[caller]
 
 
 def _keep_latest(known: dict[K, V], most: int) -> None:

@@ -77,9 +77,19 @@ class PrefixIndex:
         path, depth, _ = self._path(hashes)
         return depth, path[-1]
 
-    def record(self, hashes: Sequence[int]) -> int:
-        """The endpoint is sent this prompt. Returns the stamp of this record."""
-        self._stamp += 1
+    def depth_since(self, hashes: Sequence[int], stamp: int) -> int:
+        """Number of leading blocks held that a record of this stamp or of a later one went through."""
+        path, depth, surplus = self._path(hashes)
+        end = depth + surplus
+        for run in reversed(path):
+            if run.stamp >= stamp:
+                return min(end, depth)
+            end -= len(run.blocks)
+        return 0
+
+    def record(self, hashes: Sequence[int], stamp: int | None = None) -> int:
+        """The endpoint is sent this prompt. `stamp`: of this record; None: the next number. Returns the stamp."""
+        self._stamp = self._stamp + 1 if stamp is None else stamp
         path, depth, surplus = self._path(hashes)
         if surplus:
             path[-1] = self._split(path[-1], len(path[-1].blocks) - surplus)

@@ -22,6 +22,7 @@ Rules:
   endpoint that takes requests now (all are down, limited or at their caps), or none has room for the prompt.
 - Of tiers beside each other the order is drawn for each request; numbers are those of the drawn order.
 - Unknown facts filter nothing: no declared capabilities, no declared context window.
+- The expected price counts what the provider's prompt cache is believed to hold: a move to another API loses it.
 - The fleet view is asked once per tier, for all remaining endpoints.
 """
 
@@ -38,6 +39,7 @@ from policies.routing.fleet_view import FleetView, to_be_tried, with_answer, wit
 from policies.routing.placement_request import PlacementRequest
 from policies.types import (
     FOREVER,
+    UNUSABLE,
     Candidate,
     Completion,
     Endpoint,
@@ -118,7 +120,8 @@ class CandidateSet:
             reason = f"its pool is looked at in tier {self.taken[pool.name] + 1}"
             self._reject(tier.pool, number, RejectionKind.POOL_TAKEN, reason)
             return
-        price = pool.price.of(prompt.tokens, self.expected_output)
+        cached = 0.0 if pool.prompt_cache is None else self._cached(pool, prompt)
+        price = pool.price.of(prompt.tokens, self.expected_output, cached)
         for fits in queued.route.pool_fits:
             if refused := fits(pool, price, self.view, self.now):
                 self._reject(tier.pool, number, *refused)
@@ -129,6 +132,16 @@ class CandidateSet:
             able = self._forecast(self.view.candidates(usable, prompt, number, price, self.now, self.left), pool)
             divide, tiers = queued.route.divide, self.reserve if tier.after else self.tiers
             tiers += [able] if divide is None else divide(able)
+
+    def _cached(self, pool: Pool, prompt: PoolEstimate) -> float:
+        """Tokens of the prompt that the provider is expected to read from its cache. A session returns to a key that it
+        has used; without one the key is drawn."""
+        if len(self.queued.route.tiers) == 1:
+            return 0.0  # the price decides nothing
+        loads, view, now = self.fleet.loads, self.view, self.now
+        up = [one for one in pool.endpoints if loads.get(one.id, _UNKNOWN).health not in UNUSABLE]
+        held = [view.provider_hit(one, prompt, now) for one in up]
+        return float(max(held, default=0)) if self.queued.request.session else sum(held) / max(len(held), 1)
 
     def _forecast(self, able: TierCandidates, pool: Pool) -> TierCandidates:
         """The candidates of a pool, with their chances of what is waited for beyond the first token, and as trials."""

@@ -20,7 +20,7 @@ from typing import Protocol
 from policies.route_hooks import Meter
 from policies.routes.route import Route
 from policies.routing.placement_request import PlacementRequest
-from policies.types import Candidate, Completion, Load, PoolEstimate, Quantiles
+from policies.types import Candidate, Completion, Endpoint, Load, PoolEstimate, Quantiles
 
 
 class FleetView(Protocol):
@@ -39,6 +39,10 @@ class FleetView(Protocol):
 
         `loads`: by endpoint id; `left`: s of the TTFT budget.
         """
+        ...
+
+    def provider_hit(self, endpoint: Endpoint, prompt: PoolEstimate, now: float) -> int:
+        """Tokens of the prompt that a provider's prompt cache is believed to hold, at this key."""
         ...
 
     def tpot_chance(self, candidate: Candidate, budget: float, now: float) -> float:

@@ -46,7 +46,7 @@ READERS = {
     "gateway/admission/key_store.py": "the same",
     "gateway/admission/keyring.py": "the same",
     "gateway/fleet/learned_keeper.py": "the age of what was learned before a restart",
-    "gateway/parts/prefix_doctor/prefix_doctor.py": "the date of a report",
+    "gateway/parts/prefix_doctor/part.py": "the date of a report",
     "gateway/observe/recorder.py": "the date of a Record",
     "gateway/observe/windows/history_keeper.py": "slots of counts by the clock on the page",
     "gateway/reload.py": "the date of a reload",

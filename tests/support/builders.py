@@ -29,7 +29,7 @@ from gateway.observe.part_notes import (
     TAGS,
 )
 from gateway.observe.record import UNROUTED, AnswerFacts, AskedFacts, Budgets, Placed, Record, RequestOutcome
-from gateway.parts.prefix_doctor.prefix_doctor import LINEAGE
+from gateway.parts.prefix_doctor.part import LINEAGE
 from gateway.upstream.attempt import BrokenOff, Milestone, WireAttempt, WireEvent
 from gateway.upstream.attempt_sinks import AnswerSink, AttemptSink
 from gateway.upstream.routed_request import Upstream as Target

@@ -58,6 +58,7 @@ class GivenPredictions:
     regions: Mapping[str, str] = field(default_factory=dict)  # by endpoint
     rtt: Mapping[str, float] = field(default_factory=dict)  # s, by endpoint
     rates: Mapping[str, float] = field(default_factory=dict)  # of prefill, tokens per second; absent: RATE
+    held: Mapping[str, int] = field(default_factory=dict)  # tokens in the provider's cache, by endpoint
     asked: list[str] = field(default_factory=list)
 
     def candidates(
@@ -71,6 +72,9 @@ class GivenPredictions:
     ) -> list[Candidate]:
         self.asked += loads
         return [self._candidate(name, load, prompt, tier, price, left) for name, load in loads.items()]
+
+    def provider_hit(self, endpoint: Endpoint, prompt: PoolEstimate, now: float) -> int:
+        return self.held.get(endpoint.id, 0)
 
     def tpot_chance(self, candidate: Candidate, budget: float, now: float) -> float:
         return self.tpot.get(candidate.endpoint.id, TpotChance(1.0, 1.0)).now

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from backends import failures
-from backends.stream.ends import End, end_of, failure_of_end
+from backends.stream.event_shapes import End, end_of, failure_of_end
 from backends.stream.sse import ServerSentEvent
 from backends.translation.tool_arguments import as_object, reasoning_detail
 from backends.translation.translation import NO_CONTEXT, AnswerContext, ChatEvents, Json, decode_event, sse

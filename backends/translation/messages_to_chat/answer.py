@@ -15,7 +15,7 @@ from typing import Any
 
 from backends import failures
 from backends.interface import Failure
-from backends.stream.ends import End, end_of, failure_of_end
+from backends.stream.event_shapes import End, end_of, failure_of_end
 from backends.stream.sse import ServerSentEvent
 from backends.translation.messages_to_chat.message_blocks import MessageBlocks
 from backends.translation.streamed_calls import CallDelta, StreamedCall, StreamedCalls, call_delta

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from backends.interface import Failure
-from backends.stream.ends import End, end_of, failure_of_end
+from backends.stream.event_shapes import End, end_of, failure_of_end
 from backends.translation.reply_members import as_count, as_object, as_objects
 from backends.translation.responses_to_chat.namespaces import Namespaces
 from backends.translation.streamed_calls import CallDelta, StreamedCall, StreamedCalls, call_delta

@@ -138,7 +138,7 @@ class LessonsPart(Part):
         if request.changes:  # of the configuration before a reload
             request.changes = {}
             APPLIED.take(record)
-        if not self._book:
+        if not (self._book.own or self._book.shared):
             return
         for pool in ask.route.pools:
             model = ask.named.model or ask.route.variants.get(pool, ask.runtime.pools[pool].model)
@@ -272,13 +272,11 @@ class LessonsPart(Part):
     def ended(self, ask: Ask, race: Race) -> None:
         """An answer to a body that a lesson would have changed contradicts the lesson."""
         wire = race.winner
-        if wire is None or not (found := self._book.in_question(_place(wire), monotonic())):
+        if not self._book.witnessed or wire is None or len(wire.call.body) > MOST_COMPARED:
             return
-        if len(wire.call.body) > MOST_COMPARED:
-            return
-        for lesson in found:
+        for lesson in self._book.in_question(place := _place(wire), monotonic()):
             if self._would_change(race.routed, wire, lesson):
-                self._book.contradicted(_place(wire), lesson)
+                self._book.contradicted(place, lesson)
 
     def _would_change(self, routed: RoutedRequest, wire: WireAttempt, lesson: Lesson) -> bool:
         if lesson.operation:

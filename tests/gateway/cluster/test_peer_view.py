@@ -39,7 +39,7 @@ class Reader:
     def on_peer_load(self, endpoint_id: str, load: PeerLoad, now: float) -> None:
         self.loads[endpoint_id] = load
 
-    def on_peer_prompt(self, endpoint_id: str, hashes: Sequence[int]) -> None:
+    def on_peer_prompt(self, endpoint_id: str, hashes: Sequence[int], now: float) -> None:
         self.hints.append((endpoint_id, list(hashes)))
 
 

@@ -10,7 +10,7 @@ from gateway.config import pool_section
 from gateway.config.loading import change
 from gateway.config.models import Config
 from gateway.config.pool_section import PoolSection
-from policies.types import Price
+from policies.types import Price, PromptCacheTerms
 
 KEY = "sk-0123456789abcdef"
 SOL = {"model": "gpt-6.1-sol", "api_key": KEY}
@@ -112,3 +112,56 @@ def test_a_written_price_has_no_day(day: pytest.MonkeyPatch) -> None:
     written = section(**FLASH, price={"input": 1})
     assert not written.is_repriced_on(date(2027, 1, 1))
     assert change(config(**FLASH), config(**FLASH, price={})).changed == ("pools.p.price",)
+
+
+# --------------------------------------------------------------------------- what is cached there
+
+
+FABLE = {"backend": "anthropic", "model": "claude-fable-5-1", "api_key": KEY}
+CACHED = {"input": 1.0, "cached_input": 0.1, "output": 4.0}
+
+
+def kept(**pool: object) -> PromptCacheTerms | None:
+    """Terms of the prompt cache, as decisions have them."""
+    return config(**pool).fleet()[0].prompt_cache
+
+
+@pytest.mark.parametrize(
+    ("pool", "terms"),
+    [
+        ({"backend": "openai", **SOL}, PromptCacheTerms(1800, 1024)),
+        ({"backend": "openai", **SOL, "model": "gpt-5.5"}, PromptCacheTerms(300, 1024)),
+        ({**FABLE, "price": CACHED}, PromptCacheTerms(300, 512)),
+        ({**FABLE, "model": "claude-opus-4-7", "price": CACHED}, PromptCacheTerms(300, 2048)),
+        ({**FABLE, "model": "claude-opus-4-6", "price": CACHED}, PromptCacheTerms(300, 4096)),
+        (FLASH, PromptCacheTerms(300, 4096)),
+        ({"model": "m", "base_url": "https://api.deepseek.com", "price": CACHED}, PromptCacheTerms(3600, 64)),
+    ],
+)
+def test_a_known_api_keeps_prompts_by_the_rows_of_the_api_and_of_the_model(
+    pool: dict[str, object], terms: PromptCacheTerms
+) -> None:
+    """For how long after their latest use, and from how many tokens on."""
+    assert kept(**{"backend": "compatible", **pool}) == terms
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [
+        {**FABLE, "price": CACHED, "prompt_caching": "off"},  # its requests have no breakpoint
+        {"backend": "openai", **SOL, "price": {"input": 1.0}},  # cached ones cost no less
+        {"backend": "openai", **SOL, "price": {"input": 1.0, "cached_input": 1.0}},
+        {"backend": "compatible", **SOL, "base_url": "https://api.example.com/v1", "price": CACHED},  # known model
+        {"backend": "vllm", "model": "m", "endpoints": ["http://10.0.0.1:8000"], "price": CACHED},
+    ],
+)
+def test_nothing_is_believed_of_other_prompt_caches(pool: dict[str, object]) -> None:
+    """Where nothing is known of the API, or nothing would be saved."""
+    assert kept(**pool) is None
+
+
+def test_a_pool_may_tell_what_its_api_keeps() -> None:
+    """In `accepts`, as any other fact: retention of a day was bought."""
+    said = {"caching": "implicit", "cache_ttl": 86_400, "cache_from": 256}
+    unknown = {"backend": "compatible", "model": "m", "base_url": "https://api.example.com/v1", "price": CACHED}
+    assert kept(**unknown, accepts=said) == PromptCacheTerms(86_400, 256)

@@ -30,8 +30,7 @@ from gateway.observe.record_columns import GROUPS, RECORD
 from gateway.observe.recorder import Recorder
 from gateway.observe.timeline import RequestTimeline
 from gateway.observe.trace_context import Trace
-from gateway.parts.prefix_doctor.part import PrefixDoctorPart, PromptCounts
-from gateway.parts.prefix_doctor.prefix_doctor import PrefixDoctor
+from gateway.parts.prefix_doctor.part import PrefixDoctor, PrefixDoctorPart, PromptCounts
 from gateway.tokenize.estimator import Estimator
 from gateway.tokenize.prompt_reader import PromptText, TokenizerConfig
 from policies.external_share.external_share import EXTERNAL_LIMIT

@@ -13,8 +13,7 @@ from backends.interface import Operation
 from gateway.api.inference_request import InferenceRequest, parse
 from gateway.observe.record import Record
 from gateway.observe.timeline import LANDMARK
-from gateway.parts.prefix_doctor.part import PromptCounts
-from gateway.parts.prefix_doctor.prefix_doctor import COMPOSITION, LINEAGE, PARTS, PrefixDoctor
+from gateway.parts.prefix_doctor.part import COMPOSITION, LINEAGE, MOST_MESSAGES, PrefixDoctor, PromptCounts
 from gateway.tokenize.estimator import Estimator
 from gateway.tokenize.prompt_reader import PromptText, TokenizerConfig
 from gateway.tokenize.tokenizers import encoder
@@ -198,7 +197,7 @@ def test_the_order_of_large_tool_definitions_is_not_told(number: int, told: str)
 def test_windows_of_a_second_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A caller with large prompts, each broken, does not hold the event loop; a new second reads again."""
     now, read = 100.0, list[int]()
-    monkeypatch.setattr("gateway.parts.prefix_doctor.prefix_doctor.monotonic", lambda: now)
+    monkeypatch.setattr("gateway.parts.prefix_doctor.part.monotonic", lambda: now)
     monkeypatch.setattr("gateway.tokenize.prompt_reader.read_window", lambda prompt, *place: read.append(prompt.size))
     watched = Watched()
     for turn in range(9):
@@ -212,7 +211,7 @@ def test_windows_of_a_second_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatc
 def test_a_prompt_of_many_thousand_messages_is_not_followed() -> None:
     """Each message costs a request microseconds of the event loop."""
     watched = Watched()
-    body = {"model": "m", "messages": [{"role": "user", "content": str(i)} for i in range(PARTS + 1)]}
+    body = {"model": "m", "messages": [{"role": "user", "content": str(i)} for i in range(MOST_MESSAGES + 1)]}
     assert COMPOSITION.of(watched.answer(body)) is None
     body["messages"] = body["messages"][1:]
     assert COMPOSITION.of(watched.answer(body)) is not None

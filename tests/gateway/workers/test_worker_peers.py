@@ -36,7 +36,7 @@ class Worker:
     def on_peer_load(self, endpoint_id: str, load: PeerLoad, now: float) -> None:
         self.loads[endpoint_id] = load
 
-    def on_peer_prompt(self, endpoint_id: str, hashes: Sequence[int]) -> None:
+    def on_peer_prompt(self, endpoint_id: str, hashes: Sequence[int], now: float) -> None:
         self.prompts.append((endpoint_id, list(hashes)))
 
     def read(self) -> Worker:

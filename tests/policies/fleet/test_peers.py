@@ -59,7 +59,7 @@ class LosslessLink:
             name = self.updates.pop()
             reader.on_peer_load(name, combined(o.loads[name] for o in self.others if name in o.loads), now)
         while self.hints:
-            reader.on_peer_prompt(*self.hints.pop(0))
+            reader.on_peer_prompt(*self.hints.pop(0), now)
 
 
 def fleets(count: int = 2) -> list[Fleet]:

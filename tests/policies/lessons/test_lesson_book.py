@@ -40,9 +40,9 @@ def helped(
 
 
 def test_what_has_helped_a_caller_counts_for_that_caller_and_place_alone(book: LessonBook[str]) -> None:
-    assert not book
+    assert not book.own
     helped(book, "no temperature", "a")
-    assert book
+    assert book.own
     assert book.of(HERE, "a", 1.0) == ["no temperature"]
     assert (book.of(HERE, "b", 1.0), book.of(THERE, "a", 1.0)) == ([], [])
 
@@ -112,7 +112,7 @@ def test_one_caller_evicts_its_own_lessons_alone(book: LessonBook[str]) -> None:
     helped(book, "of all", "b", "c")
     for number in range(10 * MOST_OWN):
         helped(book, f"{number}", "a")
-    assert len(book._own["a"]) == MOST_OWN
+    assert len(book.own["a"]) == MOST_OWN
     assert book.of(HERE, "a", 1.0) == ["of all", *(f"{10 * MOST_OWN - each}" for each in range(MOST_OWN_HERE, 0, -1))]
     assert set(book.of(HERE, "b", 1.0)) == {"of b", "of all"}
     assert len(book.in_question(HERE, 1.0)) == MOST_WITNESSED
@@ -124,10 +124,10 @@ def test_memory_is_bounded_whatever_callers_do(book: LessonBook[str]) -> None:
         helped(book, "mine", f"caller {number}", concerns_all=False)
         helped(book, "of a place", "a", "b", place=Place(f"pool {number}", "model", "/v1/messages"))
         helped(book, "in question", "a", place=Place(f"pool {number}", "model", "/v1/messages"))
-    assert len(book._own) <= MOST_CALLERS
-    assert max(map(len, book._own.values())) <= MOST_OWN
-    assert len(book._shared) == len(book._witnessed) == MOST_PLACES
-    assert max(map(len, book._shared.values())) <= MOST_SHARED
+    assert len(book.own) <= MOST_CALLERS
+    assert max(map(len, book.own.values())) <= MOST_OWN
+    assert len(book.shared) == len(book.witnessed) == MOST_PLACES
+    assert max(map(len, book.shared.values())) <= MOST_SHARED
 
 
 def test_who_has_learned_last_is_forgotten_last(book: LessonBook[str]) -> None:

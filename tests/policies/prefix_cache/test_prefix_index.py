@@ -177,3 +177,13 @@ def test_a_million_blocks_fit_in_tens_of_megabytes(length: int, most: float) -> 
     used = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     assert used / len(held) < most
+
+
+def test_the_depth_since_a_stamp_is_that_of_the_latest_records() -> None:
+    """The blocks of an older prompt count as far as a newer one went through them, within a run too."""
+    found = index()
+    found.record(A, 10)
+    assert (found.depth_since(A, 10), found.depth_since(A, 11), found.depth_since(A[:3], 10)) == (4, 0, 3)
+    found.record(B, 20)
+    assert [found.depth_since(A, stamp) for stamp in (10, 11, 20, 21)] == [4, 2, 2, 0]
+    assert (found.depth_since(C, 0), found.depth_since([], 0)) == (0, 0)

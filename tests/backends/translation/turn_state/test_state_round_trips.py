@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends.interface import Operation
-from backends.stream.ends import End, end_of, failure_of_end, is_failed
+from backends.stream.event_shapes import End, end_of, failure_of_end, is_failed
 from backends.translation.omissions import Omissions
 from backends.translation.registry import chain
 from backends.translation.reply_translation import AnswerTranslation
