@@ -140,7 +140,7 @@ class Pool:
 
 
 class Health(Enum):
-    """Result of the circuit breaker of an endpoint, or of its own word."""
+    """Result of the circuit breaker of an endpoint, of its own word, or of an operator's."""
 
     UP = "up"
     PROBING = (
@@ -148,9 +148,10 @@ class Health(Enum):
     )
     DOWN = "down"
     ASLEEP = "asleep"  # as reported by the engine: requests would wait for a wake-up
+    DRAINING = "draining"  # as wanted by an operator: only requests in progress are left there
 
 
-UNUSABLE = (Health.DOWN, Health.ASLEEP)
+UNUSABLE = (Health.DOWN, Health.ASLEEP, Health.DRAINING)
 
 
 @dataclass(slots=True)
@@ -522,6 +523,7 @@ class RejectionKind:
     POOL_TAKEN: ClassVar[RejectionKind]  # by an earlier tier
     DOWN: ClassVar[RejectionKind]
     ASLEEP: ClassVar[RejectionKind]
+    DRAINED: ClassVar[RejectionKind]  # by an operator
     ON_TRIAL: ClassVar[RejectionKind]  # half-open, with its trial request in progress
     AT_CAP: ClassVar[RejectionKind]
     RATE_LIMITED: ClassVar[RejectionKind]
@@ -535,6 +537,7 @@ RejectionKind.UNTRANSLATABLE = RejectionKind("untranslatable", is_lasting=True)
 RejectionKind.NOT_ESTIMATED = RejectionKind("not_estimated")
 RejectionKind.POOL_TAKEN = RejectionKind("pool_taken", is_lasting=True)
 RejectionKind.DOWN, RejectionKind.ASLEEP = RejectionKind("down"), RejectionKind("asleep")
+RejectionKind.DRAINED = RejectionKind("drained")
 RejectionKind.ON_TRIAL, RejectionKind.AT_CAP = RejectionKind("on_trial"), RejectionKind("at_cap")
 RejectionKind.RATE_LIMITED, RejectionKind.WARMING = RejectionKind("rate_limited"), RejectionKind("warming")
 

@@ -9,7 +9,13 @@ ERROR = "firsttoken_ttft_prediction_error_seconds"
 COVERED = "firsttoken_ttft_prediction_covered_total"
 ATTEMPTS = "firsttoken_attempts_total"
 FAILED = 'outcome=~"failed|broken|silent|rate_limited"'
-STATES = ((0, "down", "red"), (0.5, "being probed", "orange"), (1, "up", "green"))
+STATES = (
+    (0, "down", "red"),
+    (0.5, "being probed", "orange"),
+    (1, "up", "green"),
+    (2, "asleep", "blue"),
+    (3, "drained", "blue"),
+)
 
 PREDICTIONS = Row(
     "Predictions",
@@ -154,13 +160,13 @@ HEALTH = Row(
             "Endpoints",
             "The state of each endpoint; the worst value of any gateway.",
             "Down: `/fleet` shows the time and the failure; the first failure is logged on stderr. The gateway probes "
-            "the endpoint automatically.",
+            "the endpoint automatically. Drained: by an operator.",
             (Query(minimum("firsttoken_endpoint_state", POOL, "endpoint"), "{{endpoint}}"),),
             "none",
             kind="state-timeline",
             width=24,
-            maximum=1,
-            thresholds=((0, "red"), (0.5, "orange"), (1, "green")),
+            maximum=3,
+            thresholds=((0, "red"), (0.5, "orange"), (1, "green"), (2, "blue")),
             states=STATES,
         ),
         Panel(

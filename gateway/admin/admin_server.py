@@ -29,6 +29,7 @@ from prometheus_client.exposition import choose_encoder
 
 from backends.interface import Operation
 from gateway.admin.admin_replies import Handler, accepts_gzip, json_errors, json_response, lowercase_headers, read_body
+from gateway.admin.drain_path import DrainedFleet, DrainPath
 from gateway.admin.key_paths import KeyPaths
 from gateway.admin.request_query import RequestQuery, parse_format, parse_minutes, parse_query, parse_span, parse_window
 from gateway.admin.verdict_view import verdict_window, verdicts_view
@@ -53,7 +54,7 @@ SCRIPT = (
 )  # of one script: dashboard.js, ...
 
 
-class AdminData(Protocol):
+class AdminData(DrainedFleet, Protocol):
     """Answers of one gateway, or of several workers merged. Every method may raise ApiError."""
 
     @property
@@ -83,9 +84,6 @@ class AdminData(Protocol):
 
     async def prefixes(self) -> Sequence[Mapping[str, Any]]:
         """The hottest prefixes, and which endpoints hold them."""
-
-    async def fleet(self) -> Sequence[Mapping[str, Any]]:
-        """An entry per endpoint: health, load, learned statistics."""
 
     async def known_keys(self) -> Sequence[Key]:
         """Stored keys as the gateway knows them, also where the store has lost them."""
@@ -129,6 +127,7 @@ class AdminServer:
                 web.post("/explain", self.explain),
                 web.post(BEACONS, self.ttft),
                 web.post("/reload", self.reload),
+                *DrainPath(self.data).routes(),
                 *KeyPaths(lambda: self.data.config, self.data.known_keys).routes(),
             ]
         )

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
@@ -146,6 +146,17 @@ class GatewayAdmin:
             }
             for endpoint in loads
         ]
+
+    @property
+    def drained(self) -> Set[str]:
+        return frozenset(self.decider.fleet.drained)
+
+    async def drain(self, endpoints: Set[str]) -> Sequence[str]:
+        """Requests that have been placed, and not sent yet, are sent first."""
+        self.decider.fleet.drain(endpoints)
+        while self.queue.dispatch_pending:  # noqa: ASYNC110 - a turn of the loop
+            await asyncio.sleep(0)
+        return ()
 
     async def known_keys(self) -> Sequence[Key]:
         return self.stored_keys()

@@ -175,6 +175,11 @@ def _add_commands(command: AddCommand) -> None:
     why.add_argument("--admin", type=address, metavar="URL", default=ADMIN, help="admin port of the gateway")
     why.add_argument("--records", metavar="DIR", type=Path, help="ask a directory of records (default: the gateway)")
     why.add_argument("--json", action="store_true", help="print the reply of the gateway")
+    taking_out = "take an endpoint out of a running gateway, and wait until no request is left there"
+    drain = command("drain", taking_out, "gateway.cli.drain:drain")
+    drain.add_argument("endpoint", metavar="ENDPOINT", help="its id in GET /fleet, as small/10.0.0.11:8000")
+    drain.add_argument("--ready", action="store_true", help="have it take requests again")
+    drain.add_argument("--admin", type=address, metavar="URL", default=ADMIN, help="admin port of the gateway")
     text = "a report: what breaks prefixes, and how prompts grow, with costs and mends"
     advise = command("advise", text, "gateway.cli.advise.advise:advise")
     admin = "admin port of a running gateway"

@@ -126,7 +126,7 @@ def keyboard() -> Iterator[Keyboard]:
 
 
 TROUBLE = {"fails": "red", "sheds": "red", "late": "red", "recovered": "yellow"}
-STATES = {"up": "green", "probing": "yellow", "down": "red", "asleep": "blue"}
+STATES = {"up": "green", "probing": "yellow", "down": "red", "asleep": "blue", "draining": "blue"}
 ROUTES = (
     *("route", "met", "goodput", "req/s", "p50", "p95", "p99", "budget", "TPOT", "stall", "hit"),
     *("held", "shed/s", "failed/s", "answered by"),

@@ -25,7 +25,7 @@ COMPARED = 8  # latest other requests, to tell a lost cache from a prompt that b
 SIZEABLE = 512  # tokens of a prompt from which its cached share says something
 REGIONAL = 3  # requests of a region, from which its speed is judged
 DOWN = (RejectionKind.DOWN, RejectionKind.ON_TRIAL)
-ASLEEP = (RejectionKind.ASLEEP,)
+ASLEEP, DRAINED = (RejectionKind.ASLEEP,), (RejectionKind.DRAINED,)
 SHORTEST = 1e-3  # s upstream, against a division by zero
 
 
@@ -60,6 +60,7 @@ def request_facts(
         rejected=() if decision is None else [each.kind for each in decision.rejected],
         down=_rejected_for(DOWN, decision),
         asleep=_rejected_for(ASLEEP, decision),
+        drained=_rejected_for(DRAINED, decision),
         prompt=prompt_tokens(record),
         cached=record.answer.cached_tokens,
         predicted=record.placed.cached_tokens or 0,

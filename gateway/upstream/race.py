@@ -43,6 +43,7 @@ from policies.types import (
 
 MENDABLE = (400, 422)  # statuses of a refusal that may be of the form alone
 _ASLEEP = Health.ASLEEP  # a member is slow to look up in an enumeration
+_OUT = Health.DOWN, Health.DRAINING
 
 
 class Race(Wire):
@@ -53,8 +54,8 @@ class Race(Wire):
     ) -> None:
         self.dispatcher = dispatcher
         self.routed = routed
+        self.closes, self.drained = dispatcher.fleet.closes, dispatcher.fleet.drained
         self.relay = relay
-        self.closes = dispatcher.fleet.closes
         if routed.assembled and dispatcher.obstacles:
             routed.unseen |= dispatcher.obstacles.concerned(routed.request, monotonic())
         self.attempts: dict[int, WireAttempt] = {}
@@ -280,7 +281,7 @@ class Race(Wire):
         ranked = [(each.endpoint.id, each.prompt_tokens) for each in routed.decision.ranked]
         limited = (each for each in routed.decision.rejected if each.kind is RejectionKind.RATE_LIMITED)
         ranked += [(each.endpoint, routed.estimate.pools[each.pool].tokens) for each in limited]
-        up = ((name, tokens) for name, tokens in ranked if name in loads and loads[name].health is not Health.DOWN)
+        up = ((name, tokens) for name, tokens in ranked if name in loads and loads[name].health not in _OUT)
         return min((loads[name].limits.wait(tokens, now) for name, tokens in up), default=0.0)
 
     # -- Wire: asked ------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
 from functools import partial
 from pathlib import Path
 from shutil import rmtree
@@ -44,7 +44,7 @@ from gateway.process import serve_app
 from gateway.reload import ConfigSource, Reloader
 from gateway.strict_json import encode
 from gateway.workers.shared_state import SharedState
-from gateway.workers.worker import APPLY, COUNTS, KNOWN_KEYS, Order, follow_orders
+from gateway.workers.worker import APPLY, COUNTS, DRAIN, KNOWN_KEYS, Order, follow_orders
 from policies.prefix_doctor.prefix_ledger import merge_advice
 
 log = logging.getLogger("firsttoken")
@@ -52,6 +52,7 @@ log = logging.getLogger("firsttoken")
 COLLECT_INTERVAL = 1.0  # s between two collections of the workers' counters
 WORKER_TIMEOUT = 2.0  # s for a worker to answer
 APPLY_TIMEOUT = 10.0  # s for a worker to apply a configuration
+CHANGES = {APPLY: "configuration", DRAIN: "state of an endpoint"}
 STALLED_HEADER = "x-firsttoken-stalled-workers"  # numbers, from 1
 ACCEPTED, UNKNOWN = 204, 404  # status of POST /ttft from the worker with the request, and from the others
 HOP_BY_HOP = ("host", "connection", "content-length", "transfer-encoding")
@@ -79,7 +80,7 @@ async def serve_aggregator(
     app = AdminServer(aggregator).app()
     app.on_response_prepare.append(aggregator.name_stalled)
     runner = await serve_app(app, admin, auto_decompress=False)
-    await aggregator.finish_reload()
+    await aggregator.finish_changes()
     aggregator.reloader.start()
     await aggregator.collect_counters()  # an aggregator that was started again begins with the counts so far
     aggregator.history.start()
@@ -101,7 +102,7 @@ class AdminAggregator(Collector):
             for number, path in enumerate(paths, 1)
         }
         self._shared = shared
-        self._behind: set[int] = set()  # workers that have not applied the latest configuration
+        self._behind: dict[str, set[int]] = {APPLY: set(), DRAIN: set()}  # workers yet to follow the latest change
         self.merged = MergedMetrics(shared.retired.get() or [], shared.retired.put)
         self.registry = CollectorRegistry()
         self.registry.register(self.merged)
@@ -151,6 +152,14 @@ class AdminAggregator(Collector):
     async def fleet(self) -> Sequence[Mapping[str, Any]]:
         return merge_endpoints(await self._get_all("/fleet"))
 
+    @property
+    def drained(self) -> Set[str]:
+        return self._shared.drained.get() or frozenset()
+
+    async def drain(self, endpoints: Set[str]) -> Sequence[str]:
+        self._shared.drained.put(endpoints)
+        return await self._have_applied(DRAIN)
+
     async def known_keys(self) -> Sequence[Key]:
         found = {each["sha256"]: each for keys in (await self._get_all(KNOWN_KEYS)).values() for each in keys}
         return [Key.model_validate(each) for each in found.values()]
@@ -198,31 +207,37 @@ class AdminAggregator(Collector):
     async def _apply_config(self, config: Config) -> Sequence[str]:
         """Returns when every worker has applied the configuration, or will start with it: names of the others."""
         self._shared.config.put(config)
-        await self._have_applied()
-        return [f"worker {number}" for number in sorted(self._behind)]
+        return await self._have_applied(APPLY)
 
-    async def finish_reload(self) -> None:
-        """Have the last reload applied, if there was one: the aggregator before may have died between its two steps."""
-        if self._shared.config.get() is not None:
-            await self._have_applied()
+    async def finish_changes(self) -> None:
+        """Have the last changes applied, if there were any: the aggregator before may have died between its two
+        steps."""
+        for path, shared in ((APPLY, self._shared.config), (DRAIN, self._shared.drained)):
+            if shared.get() is not None:
+                await self._have_applied(path)
 
-    async def _have_applied(self) -> None:
-        self._behind = {*self._sessions}
-        await self.catch_up()
-        for worker in self._behind:
-            log.error("worker %d has not applied the configuration", worker)
+    async def _have_applied(self, path: str) -> Sequence[str]:
+        """Names of the workers that have not."""
+        self._behind[path] = {*self._sessions}
+        await self.catch_up(path)
+        behind = sorted(self._behind[path])
+        for worker in behind:
+            log.error("worker %d has not applied the %s", worker, CHANGES[path])
+        return [f"worker {worker}" for worker in behind]
 
-    async def catch_up(self) -> None:
-        """Ask workers that have missed a reload to apply the configuration."""
-        asked = [worker for worker in self._behind if worker not in self.stalled]
-        replies = await asyncio.gather(*(self._ask(each, "POST", APPLY, seconds=APPLY_TIMEOUT) for each in asked))
-        self._behind -= {each for each, reply in zip(asked, replies, strict=True) if reply and reply[0] == ACCEPTED}
+    async def catch_up(self, path: str) -> None:
+        """Ask workers that have missed a change to apply it."""
+        asked = [worker for worker in self._behind[path] if worker not in self.stalled]
+        replies = await asyncio.gather(*(self._ask(each, "POST", path, seconds=APPLY_TIMEOUT) for each in asked))
+        accepted = {each for each, reply in zip(asked, replies, strict=True) if reply and reply[0] == ACCEPTED}
+        self._behind[path] -= accepted
 
     async def collect_forever(self) -> None:
         while True:
             await self.collect_counters()
-            if self._behind:
-                await self.catch_up()
+            for path, behind in self._behind.items():
+                if behind:
+                    await self.catch_up(path)
             await asyncio.sleep(COLLECT_INTERVAL)
 
     async def collect_counters(self) -> None:

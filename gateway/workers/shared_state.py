@@ -84,10 +84,11 @@ class SharedValue:
 class SharedState:
     """Written by the admin aggregator, but for `beats`; to be created before the fork.
 
-    `config`: the last reloaded configuration; `retired`: counters of exited workers; `beats`: of the workers, and last
-    of the aggregator.
+    `config`: the last reloaded configuration; `drained`: ids of endpoints that an operator has taken out; `retired`:
+    counters of exited workers; `beats`: of the workers, and last of the aggregator.
     """
 
     def __init__(self, workers: int) -> None:
-        self.config, self.retired = SharedValue(), SharedValue()
+        self.config, self.drained = SharedValue(), SharedValue()
+        self.retired = SharedValue()
         self.beats = Heartbeats(workers + 1)

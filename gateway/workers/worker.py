@@ -40,7 +40,7 @@ MIN_UPTIME = 10.0  # s: after two earlier exits in a row, the restart waits
 FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0  # s between restarts
 
 SERVING = b"s"  # report of a worker to the supervisor
-COUNTS, APPLY, KNOWN_KEYS = "/counts", "/apply", "/known-keys"  # paths on a worker's private port
+COUNTS, APPLY, DRAIN, KNOWN_KEYS = "/counts", "/apply", "/drain", "/known-keys"  # paths on a worker's private port
 
 Work = Callable[[socket.socket], int]  # given the child's end of the channel; returns the exit code
 
@@ -179,6 +179,11 @@ async def serve_worker(
         await gateway.apply_config(wanted)
         return web.Response(status=204)
 
+    async def drain_endpoints(http: web.Request) -> web.Response:
+        """Take out the endpoints that the aggregator has written."""
+        await gateway.admin.drain(shared.drained.get() or frozenset())
+        return web.Response(status=204)
+
     handlers = {Order.SUPERVISOR_GONE: ended.set, Order.DRAIN: ended.set, Order.FORCE_STOP: force_stop}
     follow_orders(channel, {**handlers, Order.HANGUP: gateway.reopen_logs})
 
@@ -186,10 +191,12 @@ async def serve_worker(
         keys = await gateway.admin.known_keys()
         return json_response(200, encode([key.model_dump(exclude_defaults=True) for key in keys]))
 
-    gateway.admin_app.add_routes([web.get(COUNTS, counts), web.post(APPLY, apply), web.get(KNOWN_KEYS, known_keys)])
+    gateway.admin_app.add_routes([web.get(COUNTS, counts), web.get(KNOWN_KEYS, known_keys)])
+    gateway.admin_app.add_routes([web.post(APPLY, apply), web.post(DRAIN, drain_endpoints)])
     await gateway.prepare(context.admin)
     if (latest := shared.config.get() or config) != config:  # reloaded since the fork, before this process was asked
         await gateway.apply_config(latest)
+    gateway.fleet.drain(shared.drained.get() or frozenset())
     tune_gc()
     if not ended.is_set():
         await gateway.open(context.data)

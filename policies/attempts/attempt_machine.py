@@ -388,15 +388,19 @@ class AttemptMachine:
         self._wire.open(attempt)
 
     def _open_later(self, now: float) -> None:
-        """Open the candidate that was put off, or the first that is closed no longer; else look again soon, until the
-        limits of time."""
+        """Open the candidate that was put off, unless it was drained since, or the first that is closed no longer; else
+        look again soon, until the limits of time."""
         if self._later is None or self._later[0] > now:
             return
         candidate = self._later[1] or self._walk.take_opened(now)
         self._later = None
-        if candidate is not None:
+        if candidate is not None and candidate.endpoint.id in self._wire.drained:
+            self._go_on(now, "its endpoint was drained")
+        elif candidate is not None:
             self._open(candidate, self._next_kind, now)
-        elif now >= min(self._limits.limit_at, self._began_at + self._limits.first_token_limit):
+        elif not self._walk.closed or now >= min(
+            self._limits.limit_at, self._began_at + self._limits.first_token_limit
+        ):
             self._give_up("every other endpoint is at its cap or rate limited")
         else:
             self._later = now + CLOSED_CHECK, None

@@ -8,7 +8,7 @@ Rules:
   content refused, and a tier is reserved for this failure, no other tier is tried.
 - With a route's `retries`, each level (a tier and tiers beside it) gets that many attempts after the first, alternating
   between endpoints, before the next level; the rule of the last attempt does not apply.
-- A candidate at its cap or rate limit is skipped, and tried only if no other is left.
+- A candidate at its cap or rate limit is skipped, and tried only if no other is left; a drained one is skipped.
 - After a broken answer, only candidates that can continue the answer remain.
 
 First-token timeouts of these, and candidates skipped because their forecast exceeds the timeout.
@@ -72,7 +72,7 @@ class CandidateWalk:
     def advance(self, now: float) -> bool:
         """Pass over avoided and closed candidates. True: one is left, and another attempt is allowed."""
         count = len(self._candidates)
-        passes = self.avoided or self._wire.closes or self._has_rules
+        passes = self.avoided or self._wire.closes or self._wire.drained or self._has_rules
         while self._passed < count and passes and self._passes_over(now):
             self._passed += 1
         return self._passed < count and self.may_open
@@ -89,6 +89,8 @@ class CandidateWalk:
             return True
         if self._limits is not None and (reason := exceeds_limit(self._limits, candidate, now)):
             self.too_slow = reason
+            return True
+        if candidate.endpoint.id in self._wire.drained:
             return True
         if closed := self._wire.closes and self._wire.is_closed(candidate, now):
             self.closed.append(candidate)
@@ -154,6 +156,7 @@ class CandidateWalk:
 
     def take_opened(self, now: float) -> Candidate | None:
         """The first candidate that was passed over as closed, and is closed no longer, is tried now."""
+        self.closed = [each for each in self.closed if each.endpoint.id not in self._wire.drained]
         opened = next((each for each in self.closed if not self._wire.is_closed(each, now)), None)
         if opened is not None:
             self.closed.remove(opened)

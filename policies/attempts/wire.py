@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 from policies.blame.blame import Blame
@@ -48,6 +48,7 @@ class Wire:
     nothing known. A call may re-enter the machine with an event."""
 
     closes = False  # an endpoint may have a cap or a rate limit
+    drained: Set[str] = frozenset()  # endpoints that an operator has taken out, also since the decision; by id
 
     # -- performed ------------------------------------------------------------------------------
 

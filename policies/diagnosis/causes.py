@@ -89,6 +89,11 @@ class Cause(StrEnum):
         "See the attempt's status and cause in `firsttoken why`, and the log of the server; `routes.{route}.hedge` and "
         "a second endpoint bound the wait.",
     )
+    DRAINED = (
+        "drained",
+        "endpoints drained by an operator",
+        "Take them in again (`firsttoken drain --ready ENDPOINT`), or add another pool to `routes.{route}.tiers`.",
+    )
     CALLER_SLOW = (
         "caller_slow",
         "caller reads slowly",

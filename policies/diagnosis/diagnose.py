@@ -213,6 +213,9 @@ def _failed(facts: RequestFacts, usual: Usual) -> CauseFound:
             f"{_at_the_decision('asleep', facts.asleep)}; to be woken by POST /wake_up, or by `wake: true` of its pool"
         )
         return CauseFound(Cause.ENDPOINT_FAILED, told, facts.asleep[0], witnessed=False)
+    if facts.drained:
+        told = _at_the_decision("drained by an operator", facts.drained)
+        return CauseFound(Cause.DRAINED, told, facts.drained[0], witnessed=False)
     if facts.stages.get("queue", 0.0) > NOTICEABLE:
         return queue_cause(facts, usual)
     return _unknown(facts, "", "the request ended before any attempt")

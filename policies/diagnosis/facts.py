@@ -88,6 +88,7 @@ class RequestFacts:
     rejected: Sequence[RejectionKind] = ()
     down: Sequence[str] = ()  # endpoints, or pools, that were down at the decision
     asleep: Sequence[str] = ()  # those that slept
+    drained: Sequence[str] = ()  # those that an operator had taken out
     prompt: int = 0
     cached: int | None = None
     predicted: int = 0

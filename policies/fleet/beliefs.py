@@ -39,6 +39,8 @@ def beliefs(
 ) -> Iterator[Belief]:
     """`load`: for all callers; `limited`: beliefs about rate limits; `load_fault`: why the load is not known."""
     yield from _of_breaker(shared, now)
+    if load.health is Health.DRAINING:
+        yield Belief("draining", "an operator has drained it: it gets no request until it is ready again", now)
     if load.health is Health.ASLEEP:
         yield Belief("asleep", "it gets no request until it is woken", now)
     if load_fault and load_fault != shared.why:

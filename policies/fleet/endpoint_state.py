@@ -50,10 +50,11 @@ MIN_DECODE_SHARE = 0.1  # of an engine's time, left for decoding however many pr
 JUDGED = 20  # latest answers that an outlier is judged by
 MAX_MODELS = 4  # models before the present one with times kept
 
-_WORST = (Health.UP, Health.PROBING, Health.DOWN, Health.ASLEEP)
+_WORST = (Health.UP, Health.PROBING, Health.DOWN, Health.ASLEEP, Health.DRAINING)
 _UP, _DOWN, _ASLEEP = Health.UP, Health.DOWN, Health.ASLEEP  # a member is slow to look up in an enumeration
 _CLOSED = BreakerState.CLOSED
 ASLEEP = "it is asleep: it gets no request until it is woken"
+DRAINED = "an operator has drained it: it gets no request until it is ready again"
 _prefix_totals = attrgetter("prefix_queries", "prefix_hits")
 
 LearnedTimes = tuple[TtftPredictor, TpotPredictor, Calibration]
@@ -109,7 +110,7 @@ class EndpointState:
         self.scraped_at = self.last_used_at = self.last_token_at = NEVER
         self.heard_at = NEVER  # poll before the latest increase of the token count: the tokens came later
         self.newest_answered = NEVER  # sending of the newest attempt with a first token or an answer
-        self.warming = False
+        self.warming = self.drained = False
         self.peer_load = NO_LOAD
         self.other_running = self.other_waiting = self._excess = 0  # requests of other traffic
         self.typical_prompt = DEFAULT_PROMPT  # uncached tokens, assumed for other traffic
@@ -243,13 +244,16 @@ class EndpointState:
             misses = add_misses(misses, peers.expected_tpot_misses)
         in_flight = len(inflight.prefilling) + len(inflight.decoding) + peers.in_flight
         cap = self.pool.concurrent_requests if self.queue_cap is None else self.cap(now)
-        asleep = self.sleep.asleep
+        asleep = out = self.sleep.asleep
+        health = _ASLEEP if asleep else _UP if is_closed else breaker.health(now)
+        if self.drained:
+            health, asleep, out = Health.DRAINING, False, True
         return Load(
             at=now,
-            health=_ASLEEP if asleep else _UP if is_closed else breaker.health(now),
-            failing=not (is_closed or asleep) and breaker.failing(now),
+            health=health,
+            failing=not (is_closed or out) and breaker.failing(now),
             wake_s=self.sleep.wake_s if asleep and self.pool.wakes else 0.0,
-            doubted=not (is_closed or asleep) and breaker.doubted,
+            doubted=not (is_closed or out) and breaker.doubted,
             on_trial=not is_closed and breaker.on_trial,
             in_flight=in_flight,
             prefilling=len(inflight.prefilling) + peers.prefilling,
@@ -418,7 +422,8 @@ class EndpointState:
     def notes(self) -> tuple[str, ...]:
         """Reasons of the engine's own for fewer requests."""
         fault = self.load_fault if self.load_fault != self.breaker.why else ""
-        return tuple(filter(None, (ASLEEP if self.sleep.asleep else "", fault and f"its load is not known: {fault}")))
+        drained, asleep = DRAINED if self.drained else "", ASLEEP if self.sleep.asleep else ""
+        return tuple(filter(None, (drained, asleep, fault and f"its load is not known: {fault}")))
 
     def limits_in_force(self, now: float) -> tuple[Belief, ...]:
         """Limits for which requests of all callers, or of some, do not go there now."""
@@ -491,6 +496,13 @@ class EndpointState:
         self.other_waiting = min(max(0, waiting - prefilling), others)
         self.other_running = others - self.other_waiting
         return restarted
+
+    def on_drained(self, drained: bool) -> None:
+        """An operator takes the endpoint out, or has it ready again: what it has refused before may be mended."""
+        self.drained = drained
+        if not drained:
+            self.breaker.on_reload()
+            self.callers.on_reload()
 
     def on_woken(self, seconds: float, now: float) -> None:
         """The engine was woken, in so many seconds."""

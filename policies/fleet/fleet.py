@@ -18,7 +18,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 
 from policies.blame.blame import Fault
@@ -79,6 +79,7 @@ class Fleet:
         self.on_cache_lost: Callable[[str], None] = lambda endpoint: None  # its engine has restarted, or is gone
         self.closes = False  # an endpoint may have a cap or a rate limit
         self.cache_lost: set[str] = set()  # endpoints with an empty cache, not yet warmed
+        self.drained: set[str] = set()  # endpoints that an operator has taken out, absent ones too
         self._states: dict[str, EndpointState] = {}
         self._pools: dict[str, PoolState] = {}
         self._departed = DepartedEndpoints()
@@ -125,8 +126,10 @@ class Fleet:
         self, known: EndpointState | None, endpoint: Endpoint, pool: Pool, mended: bool
     ) -> EndpointState:
         if known is None:
-            return EndpointState(endpoint, pool, self._unix_offset)
-        known.reload(endpoint, pool, mended=mended)
+            known = EndpointState(endpoint, pool, self._unix_offset)
+        else:
+            known.reload(endpoint, pool, mended=mended)
+        known.drained = endpoint.id in self.drained
         return known
 
     def expire(self, now: float) -> None:
@@ -491,6 +494,17 @@ class Fleet:
         if (state := self._states.get(endpoint_id)) is not None:
             self._lose_cache(state)
             self._touch(state)
+
+    def drain(self, endpoints: Set[str]) -> None:
+        """These endpoints, by id, get no new request, and all others do. Attempts in progress go on; what was learned
+        stays. An endpoint that leaves the configuration and returns is drained still."""
+        changed = self.drained ^ endpoints
+        self.drained ^= changed  # the set that running requests read
+        for name in changed & self._states.keys():
+            self._states[name].on_drained(name in endpoints)
+            self._touch(self._states[name])
+        if changed and self.on_news is not None:
+            self.on_news()
 
     def set_warming(self, endpoint_id: str, on: bool) -> None:
         """A warming endpoint is the last choice of its pool."""

@@ -2,7 +2,8 @@
 
 Rules:
 - A tier that can never take the request (`when`, context window, capabilities) is unfit, whatever the load.
-- An endpoint is rejected while down, half-open with a trial request, limited by the provider, or at its cap.
+- An endpoint is rejected while down, half-open with a trial request, limited by the provider, or at its cap; a drained
+  one as the last resort too.
 - A feature of the route or of the request refuses endpoints and pools by its hooks (`policies.route_hooks`), before
   anything else is asked of them.
 - A wait for a provider's rate limit is part of the forecast: within the TTFT budget, the endpoint is a candidate.
@@ -56,9 +57,10 @@ TierCandidates = list[Candidate]  # usable endpoints of a tier, or of a part of 
 
 _UNKNOWN = Load()
 _UP, _PROBING = Health.UP, Health.PROBING  # a member is slow to look up in an enumeration
-_DOWN, _ASLEEP = Health.DOWN, Health.ASLEEP
+_DOWN, _ASLEEP, _DRAINING = Health.DOWN, Health.ASLEEP, Health.DRAINING
 _IS_DOWN, _ON_TRIAL = (RejectionKind.DOWN, "down"), (RejectionKind.ON_TRIAL, "down: on trial by another request")
 _IS_ASLEEP = RejectionKind.ASLEEP, "asleep: it takes no request until it is woken"
+_IS_DRAINED = RejectionKind.DRAINED, "drained by an operator: it takes no request until it is ready again"
 LEAST_OUTPUT = 1024  # tokens: with less room the prompt is too long, and an agent does better to compact it
 LONGEST_HOLD = 60.0  # s for which a request without a deadline is held because of a rate limit
 UNCHANGED: Mapping[str, int] = {}  # no limit is lowered
@@ -236,8 +238,8 @@ class CandidateSet:
 
     def _closed(self, load: Load, pool: Pool, last_resort: bool) -> Refused | None:
         """The reason to send an endpoint no request now, rate limits apart; None: it takes this one."""
-        if load.health is _ASLEEP:
-            return _IS_ASLEEP
+        if load.health is _ASLEEP or load.health is _DRAINING:
+            return _IS_ASLEEP if load.health is _ASLEEP else _IS_DRAINED
         if load.health is _DOWN and not (last_resort and load.failing):
             return _ON_TRIAL if load.on_trial else _IS_DOWN
         self.has_half_open |= load.health is _PROBING

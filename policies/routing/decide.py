@@ -24,7 +24,7 @@ Numbers of this room, all of them; decision 0103 has figures of SOON, ENGINE and
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
 from policies.routing.candidates import CandidateSet, find_candidates
@@ -158,6 +158,7 @@ def _probability_when_idle(
 
 
 _OUT = "is down, on trial or rate limited"
+_DRAINED = "drained by an operator"
 
 
 def _nowhere(found: CandidateSet) -> Decision:
@@ -173,12 +174,20 @@ def _nowhere(found: CandidateSet) -> Decision:
         kind, reason = found.used_up
         return _decision(found, Placement.RATE_LIMITED, (), reason, LONGEST_WAIT, kind)
     waits = [_back_in(found, rejection) for rejection in out]
-    asleep = bool(out) and all(rejection.kind is RejectionKind.ASLEEP for rejection in out)
     named = (one.kind.others for one in found.rejected if one.kind.others)
     subject = next(named, "every endpoint that could take it")
-    reason = f"{subject} {'is asleep' if asleep else _OUT}"
+    reason = f"{subject} {_state_of({rejection.kind for rejection in out})}"
     kind, wait = out[0].kind if out else RejectionKind.NOT_ESTIMATED, min(waits, default=RECHECK)
     return _decision(found, Placement.UNAVAILABLE, (), reason, max(wait, SHORTEST_WAIT), kind)
+
+
+def _state_of(kinds: Set[RejectionKind]) -> str:
+    """Words for what endpoints that are out have in common."""
+    if kinds == {RejectionKind.ASLEEP}:
+        return "is asleep"
+    if kinds == {RejectionKind.DRAINED}:
+        return f"is {_DRAINED}"
+    return f"{_OUT}, or {_DRAINED}" if RejectionKind.DRAINED in kinds else _OUT
 
 
 def _cause_of_misfit(rejected: Sequence[Rejection]) -> RejectionKind:

@@ -74,6 +74,7 @@ class GivenFacts(ScriptedWire):
         self,
         *,
         closed: Collection[str] = (),
+        drained: Collection[str] = (),
         saturated: bool = False,
         overtaken: Collection[bool] = (),
         windows: Collection[str] = ("small",),
@@ -85,6 +86,7 @@ class GivenFacts(ScriptedWire):
         self.closed, self.saturated, self.windows = set(closed), saturated, frozenset(windows)
         self.overtaken = list(overtaken)
         self.left_after = left_after
+        self.drained: set[str] = set(drained)
         self.outlooks: dict[int, FirstTokenOutlook] = {}
         self.now: dict[str, Forecast] = {}
         self.seen = Progress(**progress)

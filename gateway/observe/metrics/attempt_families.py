@@ -118,7 +118,7 @@ SENT = (
     ),
     gauge(
         "firsttoken_endpoint_state{pool,endpoint}",
-        help="Endpoint state: 2 asleep, 1 up, 0.5 being probed, 0 down",
+        help="Endpoint state: 3 drained by an operator, 2 asleep, 1 up, 0.5 being probed, 0 down",
         moves="Consecutive failures, or no server at the address.",
         act="Check the engine; each change is logged on stderr.",
         merge=Merge.MIN,

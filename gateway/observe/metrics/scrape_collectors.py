@@ -39,7 +39,7 @@ RATES: Mapping[str, Callable[[EngineRates], float | None]] = {
     "evictions_per_second": lambda rates: rates.evictions_per_s,
     "speculative_acceptance_ratio": lambda rates: rates.acceptance,
 }
-STATES = {Health.UP: 1.0, Health.PROBING: 0.5, Health.DOWN: 0.0, Health.ASLEEP: 2.0}
+STATES = {Health.UP: 1.0, Health.PROBING: 0.5, Health.DOWN: 0.0, Health.ASLEEP: 2.0, Health.DRAINING: 3.0}
 
 
 class Registry(CollectorRegistry):

@@ -301,7 +301,8 @@ class CacheWarming(Part):
         upstream, executor = self.runtime.current.upstreams[endpoint.id], self.estimator.executor
         while True:
             now = monotonic()
-            prefix = plan.next(self.fleet.snapshot(now).loads[endpoint.id].in_flight, now)
+            load = self.fleet.snapshot(now).loads[endpoint.id]
+            prefix = None if load.health in UNUSABLE else plan.next(load.in_flight, now)
             if prefix is None:
                 return
             prompt, loop = prefix.text, asyncio.get_running_loop()

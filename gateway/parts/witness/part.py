@@ -4,7 +4,8 @@ Rules:
 - `policies.fleet.witness_schedule` decides when. The result reaches the fleet as any attempt's does, of no caller: what
   it shows counts for all.
 - A pool that answers to the callers' own model names has no model to ask for, and one without chat or Messages no
-  question to ask, and one of callers' keys has no credential to ask with: none of these is probed.
+  question to ask, and one of callers' keys has no credential to ask with: none of these is probed. Nor is a drained
+  endpoint.
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ class WitnessPart(Part):
         runtime = self._runtime.current
         upstream = runtime.upstreams.get(endpoint.id)
         if upstream is None or not upstream.model or endpoint.pool == runtime.config.passthrough:
+            return
+        if endpoint.id in self._fleet.drained:
             return
         if runtime.config.pools[endpoint.pool].caller_keys:  # the gateway has no key to ask with
             return

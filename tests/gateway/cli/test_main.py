@@ -59,7 +59,10 @@ def test_check_without_files_reads_the_environment(
     assert (code, out.splitlines()[0]) == (0, "ok: 1 pool, 1 endpoint, 0 routes")
 
 
-KNOWN = "up, serve, pick, check, probe, explain, agents, keys, facts, top, why, advise, records, import, schema, export"
+KNOWN = (
+    "up, serve, pick, check, probe, explain, agents, keys, facts, top, why, drain, advise, records, import, schema, "
+    "export"
+)
 
 
 @pytest.mark.parametrize("command", [("check",), ("serve", "--config")])

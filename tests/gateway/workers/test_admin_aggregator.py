@@ -18,7 +18,7 @@ from gateway.reload import ConfigSource
 from gateway.workers import admin_aggregator
 from gateway.workers.admin_aggregator import AdminAggregator
 from gateway.workers.shared_state import SharedState
-from gateway.workers.worker import APPLY, COUNTS
+from gateway.workers.worker import APPLY, COUNTS, DRAIN
 from tests.support.gateways import document, pool
 
 CONFIG = Config.model_validate(document({"only": pool("http://127.0.0.1:9")}))
@@ -30,7 +30,7 @@ class Worker:
 
     def __init__(self, path: Path) -> None:
         self.path, self.starts, self.requests = path, 1, 0
-        self.applied = 0  # configurations
+        self.applied = self.drains = 0  # configurations, changes of drained endpoints
         self.silent = False
         self.explained: list[bytes] = []
         self.trace = ""  # trace id of an exemplar; the first letter is the exemplar's time
@@ -47,6 +47,15 @@ class Worker:
     async def apply(self, http: web.Request) -> web.Response:
         self.applied += 1
         return web.Response(status=204)
+
+    async def drain(self, http: web.Request) -> web.Response:
+        self.drains += 1
+        return web.Response(status=204)
+
+    async def fleet(self, http: web.Request) -> web.Response:
+        load = {"health": "up", "in_flight": 0}
+        view = {"endpoint": {"id": "only/127.0.0.1:9"}, "load": load, "samples": 0, "believed": [], "held": []}
+        return web.json_response([view])
 
     async def counts(self, http: web.Request) -> web.Response:
         if self.silent:
@@ -73,6 +82,8 @@ async def aggregating(
         app.router.add_get("/causes", worker.causes)
         app.router.add_post("/explain", worker.explain)
         app.router.add_post(APPLY, worker.apply)
+        app.router.add_post(DRAIN, worker.drain)
+        app.router.add_get("/fleet", worker.fleet)
         runner = web.AppRunner(app)
         await runner.setup()
         await web.UnixSite(runner, str(worker.path)).start()
@@ -135,10 +146,10 @@ async def test_a_reload_that_died_between_its_two_steps_is_finished_by_the_next_
     """The configuration was put down, and no worker told. Without a reload nothing is applied."""
     shared = SharedState(2)
     async with aggregating(tmp_path, shared) as (aggregator, workers):
-        await aggregator.finish_reload()
+        await aggregator.finish_changes()
         assert [worker.applied for worker in workers] == [0, 0]
         shared.config.put(CONFIG)
-        await aggregator.finish_reload()
+        await aggregator.finish_changes()
         assert [worker.applied for worker in workers] == [1, 1]
 
 
@@ -215,6 +226,26 @@ async def test_a_worker_that_stands_still_is_not_waited_for_and_applies_the_conf
             assert reply.headers["x-firsttoken-stalled-workers"] == "2"
             assert "firsttoken_workers_stalled 1.0" in await reply.text()
             monkeypatch.setattr(shared.beats, "is_stalled", lambda slot: False)
-            await aggregator.catch_up()
+            await aggregator.catch_up(APPLY)
             assert (one.applied, still.applied) == (1, 1)
             assert "x-firsttoken-stalled-workers" not in (await client.get("/config")).headers
+
+
+async def test_a_worker_that_stands_still_drains_when_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer names it; another aggregator finishes what the one before has begun."""
+    shared = SharedState(2)
+    monkeypatch.setattr(shared.beats, "is_stalled", lambda slot: slot == 1)
+    async with aggregating(tmp_path, shared) as (aggregator, (one, still)):
+        async with TestClient(TestServer(AdminServer(aggregator).app())) as client:
+            reply = await client.post("/endpoints/drain", json={"endpoint": "only/127.0.0.1:9", "state": "drain"})
+            assert (await reply.json())["not_applied_by"] == ["worker 2"]
+        assert (one.drains, still.drains, shared.drained.get()) == (1, 0, {"only/127.0.0.1:9"})
+        monkeypatch.setattr(shared.beats, "is_stalled", lambda slot: False)
+        await aggregator.catch_up(DRAIN)
+        assert (one.drains, still.drains) == (1, 1)
+        successor = AdminAggregator(CONFIG, SOURCE, [one.path], shared)
+        await successor.finish_changes()
+        assert (one.drains, successor.drained) == (2, {"only/127.0.0.1:9"})
+        await successor.close()
