@@ -10,8 +10,8 @@ const incidentRow = (found, now) => {
   const link = el("a", { href: address({ request: found.request_id }), "data-focus": `incident ${found.route} ${found.culprit}` }, found.headline);
   return el(
     "tr", {}, el("td", { class: found.failed ? "name what bad" : "name what" }, link), cell(found.route, "name"), cell(found.gloss, "", found.cause),
-    cell(`${age(now - found.since)} ago`, "n soft"),
-    cell(`${age(now - found.last)} ago`, "n soft"), el("td", { class: "words" }, `${found.evidence}. `, el("em", {}, found.mend)),
+    cell(`${age(now - found.since)} ago`, "n soft since"),
+    cell(`${age(now - found.last)} ago`, "n soft last-seen"), el("td", { class: "words" }, `${found.evidence}. `, el("em", {}, found.mend)),
   );
 };
 

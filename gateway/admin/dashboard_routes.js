@@ -58,9 +58,10 @@ const routeToggle = (name, open) => {
   return toggle;
 };
 
+const rate = (value) => (value && value < 0.05 ? "<0.1" : value.toFixed(1));
 const lost = (seen) => {
   if (!seen.shed_per_s && !seen.failed_per_s) return cell("0");
-  return cell(`${seen.shed_per_s.toFixed(1)}, ${seen.failed_per_s.toFixed(1)}/s`, "n bad");
+  return cell(`${rate(seen.shed_per_s)}, ${rate(seen.failed_per_s)}/s`, "n bad");
 };
 
 const routeRows = (route) => {
