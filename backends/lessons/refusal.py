@@ -23,7 +23,7 @@ from typing import Any
 
 from backends.body_changes import BodyChange, ChangeKind, Scalar, changed, nearest, shown
 from backends.error_body import ErrorPart, error_parts
-from backends.lessons.refusal_rows import READ, Course, KnownRefusal, table
+from backends.lessons.refusal_rows import NUMBER, READ, Course, KnownRefusal, table
 from backends.lessons.refused_members import RefusedBody, label_of, may_mean
 
 _QUOTED = re.compile(r"'([^']{1,60})'|\"([^\"]{1,60})\"|`([^`]{1,60})`")
@@ -132,7 +132,8 @@ def _read(row: KnownRefusal, part: ErrorPart, matches: _Matches, sent: RefusedBo
         case Course.FOLD:
             return _folded(sent)
         case Course.FIT:
-            return _mend(*[BodyChange(ChangeKind.FIT, name, values=values) for name, values in row.facts])
+            facts = [(name, _told(values, matches[0])) for name, values in row.facts]
+            return _mend(*[BodyChange(ChangeKind.FIT, name, values=values) for name, values in facts])
         case Course.ROLE:
             return _role(sent)
         case Course.PARTS:
@@ -148,6 +149,11 @@ def _read(row: KnownRefusal, part: ErrorPart, matches: _Matches, sent: RefusedBo
 
 def _mend(*changes: BodyChange, once: bool = False, in_doubt: bool = False) -> Reading:
     return Reading(RefusalVerdict.MEND, changes[0].path, Lesson(changes, once=once), in_doubt)
+
+
+def _told(values: tuple[Scalar, ...], match: re.Match[str] | None) -> tuple[Scalar, ...]:
+    """Values of a fact, with the number that the words tell in place of NUMBER."""
+    return tuple(int(_group(match, "n")) if value == NUMBER else value for value in values)
 
 
 def _group(match: re.Match[str] | None, name: str) -> str:

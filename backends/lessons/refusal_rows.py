@@ -18,6 +18,7 @@ from backends.error_body import ErrorPart
 
 FILE = Path(__file__).with_name("refusals.yaml")
 READ = 1000  # characters of an error's words
+NUMBER = "{n}"  # as a fact's value: the number that the group n of the words has
 MOST_MATCHES = 8  # of a row
 _NOTHING = re.compile(r"(?!)")
 

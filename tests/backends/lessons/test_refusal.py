@@ -397,6 +397,38 @@ MENDS: dict[str, tuple[Any, dict[str, Any], str]] = {  # error, body, the lesson
                 "Conversation roles must alternate user/assistant/...",
                 "system: one, fitted to accepts.alternation: yes",
             ),
+            (
+                "a limit of the output",
+                "max_tokens is too large: 128000. This model supports at most 65536 completion tokens, whereas you "
+                "provided 128000.",
+                "output: 65536",
+            ),
+            (
+                "another limit of the output",
+                "max_tokens: 128000 > 64000, which is the maximum allowed number of output tokens for claude-opus-4-5",
+                "output: 64000",
+            ),
+            (
+                "sequences of stop",
+                "Invalid 'stop': array too long. Expected an array with maximum length 4, but got 6",
+                "stops: 4",
+            ),
+            (
+                "the root of a schema",
+                "schema must be a JSON Schema of 'type: \"object\"', got 'type: \"array\"'",
+                "schema: openai",
+            ),
+            (
+                "unions at the root of a schema",
+                "tools.0.custom.input_schema: input_schema does not support oneOf, allOf, or anyOf at the top level",
+                "schema: openai",
+            ),
+            ("empty texts", "messages.0.content.0: text content blocks must be non-empty", "empty_texts: no"),
+            (
+                "an answer begun",
+                "This model does not support assistant message prefill. The conversation must end with a user message.",
+                "prefill: no",
+            ),
             ("a user after results", "Unexpected role 'user' after role 'tool'", "user_after_results: no"),
             ("the first turn", 'messages: first message must use the "user" role', "user_first: yes"),
             (
