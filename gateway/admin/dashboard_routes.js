@@ -98,8 +98,11 @@ const showWhole = (after, rate) => {
   const said = [`${rate.toFixed(1)} req/s`];
   if ("in_progress" in after) said.push(`${after.in_progress} in progress`);
   if (at >= 0) said.push(at < after.loop_lag_ms.le.length ? `loop lag under ${after.loop_lag_ms.le[at]} ms` : "loop lag over 1 s");
-  if (after.loop_stalls) said.push(`${after.loop_stalls} stalls`);
-  for (const name of ["workers", "replicas"]) if (name in after) said.push(`${after[name]} ${name}`);
+  if (after.loop_stalls) said.push(`${after.loop_stalls} ${after.loop_stalls === 1 ? "stall" : "stalls"}`);
+  for (const name of ["worker", "replica"]) {
+    const count = after[`${name}s`];
+    if (count !== undefined) said.push(`${count} ${name}${count === 1 ? "" : "s"}`);
+  }
   if ("redis_up" in after) said.push(after.redis_up ? "redis up" : "redis DOWN");
   if (after.version) said.push(after.version);
   byId("whole").textContent = said.join("  ·  ");
