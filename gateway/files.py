@@ -1,6 +1,4 @@
-"""Files that are read, written whole (they hold either their old contents or their new ones, whatever happens), and
-looked at from time to time.
-"""
+"""Files: read with a limit, replaced whole (old or new contents, never a part of both), watched for changes."""
 
 from __future__ import annotations
 

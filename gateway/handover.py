@@ -74,7 +74,7 @@ async def hand_over(sockets: Mapping[str, socket.socket]) -> bool:
     try:
         serves = await _reported(read)
     except asyncio.CancelledError:
-        process.terminate()  # it may have accepted requests: it drains
+        process.terminate()  # by SIGTERM: accepted requests are answered first
         log.info("process %d, which was to serve in place of process %d, is stopped too", process.pid, os.getpid())
         raise
     if serves:

@@ -41,7 +41,7 @@ class MeterView(Protocol):
     """The meters of routes, which the fleet keeps."""
 
     def meter(self, route: Any) -> Any:
-        """The meter of a route that has one, of the kind that its hook has bound."""
+        """Meter of a route with one, of the kind bound by the hook of the route."""
 
 
 # Parts of a tier, ordered as tiers are.

@@ -218,7 +218,7 @@ class RequestView:
     images: bool = False
     json_schema: bool = False
     priority: int = 0
-    job_class: str = ""  # of requests whose times and lengths are learned together; empty: those that name none
+    job_class: str = ""  # of requests whose times and lengths are learned together; empty: no class is named
     headers: Mapping[str, str] = field(default_factory=dict)  # lower-case names; only headers in a `when`
     members: Mapping[str, str] = field(default_factory=dict)  # of the body, which the caller named: those in a `when`
     pinned: str = ""  # id of the endpoint that holds state of this request; empty: any endpoint may serve

@@ -49,9 +49,9 @@ class Forced(Enum):
 
 
 class Caching(Enum):
-    """Prompts that an API keeps in its cache."""
+    """Prompts kept in the cache of an API."""
 
-    IMPLICIT = "implicit"  # all that are long enough
+    IMPLICIT = "implicit"  # all from `cache_from` tokens on
     MARKED = "marked"  # up to the breakpoints of a request
 
 

@@ -152,7 +152,7 @@ def _mend(*changes: BodyChange, once: bool = False, in_doubt: bool = False) -> R
 
 
 def _told(values: tuple[Scalar, ...], match: re.Match[str] | None) -> tuple[Scalar, ...]:
-    """Values of a fact, with the number that the words tell in place of NUMBER."""
+    """Values of a fact; the number in the words of the refusal takes the place of NUMBER."""
     return tuple(int(_group(match, "n")) if value == NUMBER else value for value in values)
 
 

@@ -34,7 +34,7 @@ MINUTE = 60.0  # s
 KEPT = 120  # minutes
 MOST = 256  # kinds of misses in a minute, above which a kind loses its culprit: there are as many routes and causes
 
-Kind = tuple[str, str, str, str, bool]  # route, cause, culprit, caller whose own work it is, whether it failed
+Kind = tuple[str, str, str, str, bool]  # route, cause, culprit, caller at fault itself, failed
 
 
 class MinuteCounts:

@@ -31,7 +31,7 @@ class Reader(Protocol):
 
     @property
     def write(self) -> Callable[[bytes, bytes], None]:
-        """Write a token that passes as it is."""
+        """Function that writes a token without a change."""
         ...
 
     def body(self, data: bytes, framed: bytes = b"") -> Failure | None: ...

@@ -87,8 +87,8 @@ class RequestFacts:
     placement: Placement | None = None
     rejected: Sequence[RejectionKind] = ()
     down: Sequence[str] = ()  # endpoints, or pools, that were down at the decision
-    asleep: Sequence[str] = ()  # those that slept
-    drained: Sequence[str] = ()  # those that an operator had taken out
+    asleep: Sequence[str] = ()  # in sleep mode
+    drained: Sequence[str] = ()  # taken out by an operator (`firsttoken drain`)
     prompt: int = 0
     cached: int | None = None
     predicted: int = 0

@@ -76,7 +76,7 @@ def _verdict(counts: WindowCounts, incidents: Sequence[IncidentGroup], now: floa
 
 
 def _judged(counts: WindowCounts, state: RouteState, incidents: Sequence[IncidentGroup], now: float) -> RouteVerdict:
-    """Late requests do not keep a failure alive, of its own incident neither."""
+    """Judge one trouble by the incidents with requests of its kind: late requests do not keep a failure current."""
     is_late = state is RouteState.LATE
     own = [each for each in incidents if (each.late if is_late else each.failed)]
     told = own[0] if own else None

@@ -219,7 +219,7 @@ class Departure(NamedTuple):
 def _departed(
     known: CallerPrompts, names: PromptNames, outline: PromptOutline
 ) -> tuple[Departure | None, FollowedPrompt | None, Link]:
-    """The earlier prompt, and where this one departs from it; None: nowhere before its end."""
+    """Find the earlier prompt, and the place at which this prompt departs from it; None: not before its end."""
     for name in dict.fromkeys((names.exact, names.conversation)):
         if name and (last := known.by_name.get(name)) is not None:
             return departure(last, outline, is_template=False), last, Link.CONVERSATION

@@ -97,7 +97,7 @@ def _rank(api: str, name: str, sizes: tuple[float, float], today: date) -> Rank 
 
 
 def _version(api: str, name: str) -> tuple[float, ...]:
-    """An alias of whatever is newest comes after the versions of a line that has them: its price moves with it."""
+    """Order by version. An alias such as `-latest` comes after the versions of its line: its price may change."""
     row, version = model_row(api, name), version_of(name)
     return () if row is not None and row.alias is not None and version == (inf,) else version
 

@@ -153,8 +153,8 @@ class ResponsesSocket:
             await asyncio.gather(turn, ahead, return_exceptions=True)
 
     async def _answered(self, message: bytes) -> None:
-        """A turn of a key at its limits is refused unread. Every other one counts as a request: also one that no
-        backend is asked for, and one that is no request."""
+        """Answer a turn. A turn of a key at its limits is refused unread; every other turn counts as a request, also
+        without a backend and with an invalid body."""
         if (fault := self._proxy.precheck_key(self._http)) is not None:
             await self._exchange(b"", self._infer, fault)
             return
